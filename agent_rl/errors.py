@@ -1,0 +1,36 @@
+"""The exception tree of ``agent_rl``; every message says what happened, what was got and expected."""
+
+
+class AgentRLError(Exception):
+    """Root of everything this package raises on purpose."""
+
+
+class ConfigError(AgentRLError):
+    """A configuration cannot be used; ``problems`` holds one line for every fault found."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problems))
+
+    def __reduce__(self) -> tuple[type["ConfigError"], tuple[list[str]]]:
+        return type(self), (self.problems,)
+
+
+class EngineError(AgentRLError):
+    """An inference engine failed or answered something that cannot be trusted."""
+
+
+class CapacityError(EngineError):
+    """A request does not fit the engine: context or session limit."""
+
+
+class ReplayError(AgentRLError):
+    """Recorded routing cannot be replayed as asked: rows missing, damaged or of another model."""
+
+
+class CheckpointError(AgentRLError):
+    """A checkpoint is absent, incomplete or does not belong to this run."""
+
+
+class RolloutError(AgentRLError):
+    """Too many trajectories failed for the step to mean anything."""

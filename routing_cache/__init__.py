@@ -1,0 +1,1 @@
+"""Router decisions of a Mixture-of-Experts rollout, cached by token prefix."""
