@@ -1,9 +1,4 @@
-"""The configuration: frozen dataclasses, and the one place that knows OmegaConf.
-
-``load_config(path, overrides)`` reads YAML and dotlist overrides, refuses unknown keys with the
-nearest valid name, checks types strictly and every cross-field rule, and reports *all* faults at
-once, one line each with file and key.
-"""
+"""The configuration schema: frozen dataclasses with their defaults. ``config_io`` reads them."""
 
 from __future__ import annotations
 
@@ -26,7 +21,7 @@ class TasksConfig:
     seed: int = 1
     num_train: int = 6000
     num_heldout: int = 384
-    heldout_offset: int = 0  # skips that many held-out tasks: another, never tuned-on set
+    heldout_split: Literal["heldout", "confirm"] = "heldout"  # confirm: never used for tuning
 
 
 @dataclass(frozen=True)
@@ -118,7 +113,7 @@ class OptimConfig:
     """AdamW and the learning-rate schedule."""
 
     lr: float = 7e-4
-    min_lr: float = 7e-4
+    min_lr: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -170,7 +165,8 @@ class RunConfig:
     """Everything a run needs.
 
     Example:
-        >>> config = load_config("configs/repair_tiny.yaml", ["train.steps=50"])
+        >>> RunConfig(name="short", train=TrainConfig(steps=50)).train.steps
+        50
     """
 
     name: str = "run"

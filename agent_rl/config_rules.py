@@ -1,0 +1,233 @@
+"""Cross-field rules of a configuration: what must hold between keys before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from agent_rl.config import RunConfig
+
+Fault = tuple[str, str]  # key, what is wrong
+BUILTIN_POLICIES = ("builtin:tiny_moe",)
+
+
+def check_rules(config: RunConfig) -> list[Fault]:
+    """Every broken rule; empty when the configuration can be used."""
+    return [fault for rule in RULES for fault in rule(config)]
+
+
+def _positive(config: RunConfig) -> Iterator[Fault]:
+    positive = {
+        "tasks.num_train": config.tasks.num_train,
+        "tasks.num_heldout": config.tasks.num_heldout,
+        "sandbox.num_workers": config.sandbox.num_workers,
+        "sandbox.timeout_s": config.sandbox.timeout_s,
+        "sandbox.memory_bytes": config.sandbox.memory_bytes,
+        "sandbox.max_processes": config.sandbox.max_processes,
+        "sandbox.max_file_bytes": config.sandbox.max_file_bytes,
+        "sandbox.cpu_s": config.sandbox.cpu_s,
+        "sandbox.output_cap_bytes": config.sandbox.output_cap_bytes,
+        "agent.max_turns": config.agent.max_turns,
+        "agent.max_new_tokens": config.agent.max_new_tokens,
+        "agent.max_observation_tokens": config.agent.max_observation_tokens,
+        "agent.max_malformed": config.agent.max_malformed,
+        "engine.max_sessions": config.engine.max_sessions,
+        "engine.num_threads": config.engine.num_threads,
+        "routing.budget_bytes": config.routing.budget_bytes,
+        "algorithm.groups_per_step": config.algorithm.groups_per_step,
+        "algorithm.num_mini_steps": config.algorithm.num_mini_steps,
+        "rollout.concurrency": config.rollout.concurrency,
+        "optim.lr": config.optim.lr,
+        "optim.clip_grad": config.optim.clip_grad,
+        "trainer.micro_batch_tokens": config.trainer.micro_batch_tokens,
+        "trainer.tensor_parallel": config.trainer.tensor_parallel,
+        "trainer.pipeline_parallel": config.trainer.pipeline_parallel,
+        "trainer.context_parallel": config.trainer.context_parallel,
+        "trainer.expert_parallel": config.trainer.expert_parallel,
+        "trainer.num_threads": config.trainer.num_threads,
+        "train.steps": config.train.steps,
+        "train.save_every": config.train.save_every,
+        "train.keep_last": config.train.keep_last,
+        "eval.num_tasks": config.eval.num_tasks,
+        "eval.samples_per_task": config.eval.samples_per_task,
+    }
+    for key, value in positive.items():
+        if value <= 0:
+            yield key, f"got {value}, expected a number above 0"
+    not_negative = {
+        "train.max_wall_s": config.train.max_wall_s,
+        "train.eval_every": config.train.eval_every,
+        "train.mismatch_every": config.train.mismatch_every,
+        "rollout.max_retries": config.rollout.max_retries,
+        "optim.min_lr": config.optim.min_lr,
+        "optim.weight_decay": config.optim.weight_decay,
+        "optim.warmup_steps": config.optim.warmup_steps,
+        "routing.max_staleness": config.routing.max_staleness,
+        "sampling.top_k": config.sampling.top_k,
+        "eval.temperature": config.eval.temperature,
+        "seed": config.seed,
+    }
+    for key, value in not_negative.items():
+        if value < 0:
+            yield key, f"got {value}, expected 0 or more"
+
+
+def _fractions(config: RunConfig) -> Iterator[Fault]:
+    fractions = {
+        "routing.max_missing_fraction": config.routing.max_missing_fraction,
+        "rollout.max_failure_fraction": config.rollout.max_failure_fraction,
+        "algorithm.clip_low": config.algorithm.clip_low,
+        "optim.beta1": config.optim.beta1,
+        "optim.beta2": config.optim.beta2,
+    }
+    for key, value in fractions.items():
+        if not 0 <= value <= 1:
+            yield key, f"got {value}, expected a number from 0 to 1"
+
+
+def _replay(config: RunConfig) -> Iterator[Fault]:
+    if config.routing.replay == "r3" and not config.engine.capture_routing:
+        yield (
+            "engine.capture_routing",
+            "got false, expected true because routing.replay=r3 replays what the engine captures; "
+            "capture it or set routing.replay=off",
+        )
+
+
+def _sampling(config: RunConfig) -> Iterator[Fault]:
+    if config.sampling.temperature <= 0:
+        yield (
+            "sampling.temperature",
+            (f"got {config.sampling.temperature}, expected above 0: greedy groups have no signal"),
+        )
+    if config.sampling.top_p != 1.0:
+        yield (
+            "sampling.top_p",
+            (
+                f"got {config.sampling.top_p}, expected 1.0: the trainer scores the full distribution, "
+                "a cut one would bias every importance ratio"
+            ),
+        )
+    if config.sampling.top_k != 0:
+        yield (
+            "sampling.top_k",
+            (
+                f"got {config.sampling.top_k}, expected 0 (off): the trainer scores the full "
+                "distribution, a cut one would bias every importance ratio"
+            ),
+        )
+
+
+def _groups(config: RunConfig) -> Iterator[Fault]:
+    group_size = config.algorithm.group_size
+    if group_size < 2:
+        yield (
+            "algorithm.group_size",
+            (f"got {group_size}, expected 2 or more: a group of one has no baseline"),
+        )
+    if not 2 <= config.rollout.min_valid_members <= max(2, group_size):
+        yield (
+            "rollout.min_valid_members",
+            (
+                f"got {config.rollout.min_valid_members}, "
+                f"expected 2 to algorithm.group_size ({group_size})"
+            ),
+        )
+    if config.algorithm.groups_per_step > config.tasks.num_train:
+        yield (
+            "algorithm.groups_per_step",
+            (
+                f"got {config.algorithm.groups_per_step}, "
+                f"expected at most tasks.num_train ({config.tasks.num_train})"
+            ),
+        )
+    if config.algorithm.clip_high < 0:
+        yield "algorithm.clip_high", f"got {config.algorithm.clip_high}, expected 0 or more"
+    if config.eval.num_tasks > config.tasks.num_heldout:
+        yield (
+            "eval.num_tasks",
+            (
+                f"got {config.eval.num_tasks}, "
+                f"expected at most tasks.num_heldout ({config.tasks.num_heldout})"
+            ),
+        )
+
+
+def _lengths(config: RunConfig) -> Iterator[Fault]:
+    agent = config.agent
+    if agent.max_new_tokens >= agent.max_tokens:
+        yield (
+            "agent.max_new_tokens",
+            (f"got {agent.max_new_tokens}, expected below agent.max_tokens ({agent.max_tokens})"),
+        )
+    if config.trainer.micro_batch_tokens < agent.max_tokens:
+        yield (
+            "trainer.micro_batch_tokens",
+            (
+                f"got {config.trainer.micro_batch_tokens}, expected at least agent.max_tokens "
+                f"({agent.max_tokens}): the longest trajectory must fit one micro-batch"
+            ),
+        )
+    if config.engine.max_sessions < 1 or config.rollout.concurrency > config.engine.max_sessions:
+        yield (
+            "rollout.concurrency",
+            (
+                f"got {config.rollout.concurrency}, "
+                f"expected at most engine.max_sessions ({config.engine.max_sessions})"
+            ),
+        )
+
+
+def _optim(config: RunConfig) -> Iterator[Fault]:
+    if config.optim.min_lr > config.optim.lr:
+        yield (
+            "optim.min_lr",
+            (f"got {config.optim.min_lr}, expected at most optim.lr ({config.optim.lr})"),
+        )
+
+
+def _parallel(config: RunConfig) -> Iterator[Fault]:
+    trainer = config.trainer
+    if trainer.sequence_parallel and trainer.tensor_parallel == 1:
+        yield (
+            "trainer.sequence_parallel",
+            ("got true, expected false when trainer.tensor_parallel is 1"),
+        )
+
+
+def _sandbox(config: RunConfig) -> Iterator[Fault]:
+    if config.sandbox.kind == "process" and not config.sandbox.allow_unsafe:
+        yield (
+            "sandbox.kind",
+            (
+                "got process, which isolates nothing: expected bubblewrap, unshare or auto, "
+                "or sandbox.allow_unsafe=true to accept that the policy's code runs as you"
+            ),
+        )
+
+
+def _paths(config: RunConfig) -> Iterator[Fault]:
+    if not config.name or "/" in config.name or config.name in (".", ".."):
+        yield "name", f"got {config.name!r}, expected a plain folder name"
+    path = config.policy.path
+    if path.startswith("builtin:"):
+        if path not in BUILTIN_POLICIES:
+            yield "policy.path", f"got {path!r}, expected one of {', '.join(BUILTIN_POLICIES)}"
+        return
+    for name in ("config.json", "tokenizer.json"):
+        if not (Path(path) / name).is_file():
+            yield "policy.path", f"got {path!r}, expected a folder with {name} in it"
+
+
+RULES: tuple[Callable[[RunConfig], Iterator[Fault]], ...] = (
+    _positive,
+    _fractions,
+    _replay,
+    _sampling,
+    _groups,
+    _lengths,
+    _optim,
+    _parallel,
+    _sandbox,
+    _paths,
+)

@@ -1,0 +1,1 @@
+"""The supervised start of the embedded policy: scripted demonstrations, imitated once."""

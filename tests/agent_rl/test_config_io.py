@@ -1,0 +1,164 @@
+"""Configurations: what is accepted, what is refused, and how it is said."""
+
+from pathlib import Path
+
+import pytest
+
+from agent_rl.config import RunConfig
+from agent_rl.config_io import config_surface, dump_config, load_config, load_resolved
+from agent_rl.errors import ConfigError
+
+REPOSITORY = Path(__file__).parents[2]
+SURFACE = Path(__file__).with_name("config_surface.txt")
+
+
+def _problems(folder: Path, text: str, overrides: list[str] | None = None) -> list[str]:
+    file = folder / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, overrides or [])
+    return caught.value.problems
+
+
+def _load(folder: Path, text: str, overrides: list[str] | None = None) -> RunConfig:
+    file = folder / "config.yaml"
+    file.write_text(text)
+    return load_config(file, overrides or [])
+
+
+def test_empty_file_gives_the_defaults(tmp_path: Path) -> None:
+    assert _load(tmp_path, "") == RunConfig()
+
+
+def test_every_config_in_the_repository_is_valid() -> None:
+    files = sorted((REPOSITORY / "configs").rglob("*.yaml"))
+    assert files
+    for file in files:
+        load_config(file)
+
+
+def test_surface_is_frozen() -> None:
+    """A changed key, type or default breaks people's files: change the fixture on purpose only."""
+    assert config_surface() == SURFACE.read_text().splitlines()
+
+
+def test_overrides_win_and_are_typed(tmp_path: Path) -> None:
+    config = _load(tmp_path, "train: {steps: 3}", ["train.steps=50", "optim.lr=1e-6", "name=x"])
+    assert (config.train.steps, config.optim.lr, config.name) == (50, 1e-6, "x")
+
+
+@pytest.mark.parametrize("text", ["1e-6", "1.0e-6", "1E-6", ".000001"])
+def test_floats_in_every_notation(tmp_path: Path, text: str) -> None:
+    assert _load(tmp_path, f"optim: {{lr: {text}, min_lr: 0}}").optim.lr == pytest.approx(1e-6)
+
+
+def test_unknown_key_names_the_nearest(tmp_path: Path) -> None:
+    [problem] = _problems(tmp_path, "routing: {replai: off}")
+    assert problem.endswith("routing.replai: unknown key; did you mean routing.replay?")
+    assert problem.startswith(str(tmp_path))
+
+
+def test_unknown_override_is_refused_not_ignored(tmp_path: Path) -> None:
+    [problem] = _problems(tmp_path, "", ["replay.enable=false"])
+    assert problem.startswith("override: replay: unknown key")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("engine.capture_routing", "2"),
+        ("engine.capture_routing", "yes"),
+        ("train.steps", "'7'"),
+        ("train.steps", "12:30:00"),
+        ("train.steps", "008"),
+        ("train.steps", "1.0"),
+        ("train.steps", "true"),
+        ("train.steps", "null"),
+        ("optim.lr", "fast"),
+        ("optim.lr", "'1e-6'"),
+        ("optim.lr", "."),
+        ("name", "3"),
+        ("routing.replay", "R3"),
+        ("routing", "3"),
+    ],
+)
+def test_wrong_types_are_refused(tmp_path: Path, key: str, value: str) -> None:
+    [problem] = _problems(tmp_path, "", [f"{key}={value}"])
+    assert problem.startswith(f"override: {key}: got ")
+    assert "expected" in problem
+
+
+def test_all_faults_at_once_one_line_each(tmp_path: Path) -> None:
+    text = "seeed: 1\ntrain: {steps: many, save_evry: 3}\noptim: {lr: [1]}"
+    problems = _problems(tmp_path, text)
+    assert len(problems) == 4
+    assert all("\n" not in problem and problem.startswith(str(tmp_path)) for problem in problems)
+
+
+def test_all_broken_rules_at_once(tmp_path: Path) -> None:
+    problems = _problems(
+        tmp_path,
+        "engine: {capture_routing: false}\nsampling: {top_p: 0.9, temperature: 0}",
+        ["algorithm.group_size=1", "sandbox.kind=process", "policy.path=nowhere", "train.steps=0"],
+    )
+    keys = sorted(problem.split(": ")[1] for problem in problems)
+    assert keys == [
+        "algorithm.group_size",
+        "engine.capture_routing",
+        "policy.path",
+        "policy.path",
+        "sampling.temperature",
+        "sampling.top_p",
+        "sandbox.kind",
+        "train.steps",
+    ]
+
+
+def test_replay_off_needs_no_capture(tmp_path: Path) -> None:
+    config = _load(tmp_path, "engine: {capture_routing: false}\nrouting: {replay: off}")
+    assert config.routing.replay == "off"
+
+
+def test_interpolation_is_resolved(tmp_path: Path) -> None:
+    assert _load(tmp_path, "seed: 7\ntasks: {seed: '${seed}'}").tasks.seed == 7
+
+
+def test_broken_interpolation_is_a_fault(tmp_path: Path) -> None:
+    [problem] = _problems(tmp_path, "tasks: {seed: '${b.c}'}")
+    assert "b.c" in problem
+
+
+def test_mandatory_value_left_open_is_a_fault(tmp_path: Path) -> None:
+    [problem] = _problems(tmp_path, "train:\n  steps: ???")
+    assert problem.endswith("train.steps: no value given, expected int")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("a: b: c", "not valid YAML"),
+        ("- 1", "expected a mapping"),
+        ("seed: 1\nseed: 2", "appears twice"),
+        ("\x00", "not valid YAML"),
+    ],
+)
+def test_unusable_files(tmp_path: Path, text: str, part: str) -> None:
+    [problem] = _problems(tmp_path, text)
+    assert part in problem
+
+
+def test_missing_file() -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load_config("nowhere.yaml")
+
+
+@pytest.mark.parametrize("override", ["train.steps", "=3", "a b=3", "train..steps=1"])
+def test_malformed_override(tmp_path: Path, override: str) -> None:
+    [problem] = _problems(tmp_path, "", [override])
+    assert "expected section.key=value" in problem
+
+
+def test_saved_config_reads_back_equal(tmp_path: Path) -> None:
+    config = _load(tmp_path, "", ["optim.lr=1e-6", "train.max_wall_s=2.5", "name=a"])
+    (tmp_path / "saved.yaml").write_text(dump_config(config))
+    assert load_resolved(tmp_path / "saved.yaml") == config
