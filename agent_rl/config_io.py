@@ -12,7 +12,7 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +32,20 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read ``path``, apply ``overrides`` (``section.key=value``) and check everything.
 
     Raises ``ConfigError`` with every fault found.
+    """
+    return read_config(RunConfig, path, overrides, rules=check_rules)
+
+
+def read_config(
+    schema: type[_T],
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    rules: Callable[[_T], Iterable[tuple[str, str]]],
+) -> _T:
+    """``load_config`` for any schema of nested dataclasses with defaults.
+
+    ``rules`` yields (key, what is wrong) for faults between keys. Raises ``ConfigError``.
     """
     path = Path(path)
     problems: list[str] = []
@@ -56,11 +70,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
             problems.append(f"{_OVERRIDE}: {key}: {_first_line(error)}")
     tree = _resolve(tree, str(path))
     reader = _Reader(origin, str(path))
-    config = reader.read(RunConfig, tree, "")
+    config = reader.read(schema, tree, "")
     problems += reader.problems
     if problems or config is None:
         raise ConfigError(problems)
-    faults = [f"{origin.get(key, str(path))}: {key}: {text}" for key, text in check_rules(config)]
+    faults = [f"{origin.get(key, str(path))}: {key}: {text}" for key, text in rules(config)]
     if faults:
         raise ConfigError(faults)
     return config
