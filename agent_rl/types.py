@@ -58,6 +58,7 @@ class GenerateRequest:
     token_ids: TokenIds  # [T] the whole prompt: previous ids + sampled ids + new observation
     sampling: SamplingParams
     routed_experts_start: int | None = 0
+    return_full_logprobs: bool = False  # for mismatch studies; engines that cannot refuse it
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Completion:
     routed_experts_start: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV was reused
     engine: str = "local"
+    full_logprobs: Floats | None = None  # [N, V] when asked for
 
 
 class RoutedRows(Protocol):
