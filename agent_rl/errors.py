@@ -1,4 +1,4 @@
-"""The exception tree of ``agent_rl``; every message says what happened, what was got and expected."""
+"""The exception tree of ``agent_rl``; messages say what happened, what was got and expected."""
 
 
 class AgentRLError(Exception):
@@ -34,3 +34,7 @@ class CheckpointError(AgentRLError):
 
 class RolloutError(AgentRLError):
     """Too many trajectories failed for the step to mean anything."""
+
+
+class TrainerError(AgentRLError):
+    """A training step cannot be taken: nothing to train on, or values that are not finite."""

@@ -1,0 +1,40 @@
+"""Advantages of a group's members from their rewards; another estimator is one more dict entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Rewards of a group, NaN where a member has none, and whether to divide by their spread.
+AdvantageFn = Callable[[NDArray[np.float64], bool], NDArray[np.float32]]
+
+_EPS = 1e-6
+
+
+def group_relative(rewards: NDArray[np.float64], normalize_std: bool) -> NDArray[np.float32]:
+    """GRPO (arXiv 2402.03300, 4.1.2): ``(r - mean) / (std + 1e-6)``, population std.
+
+    ``rewards`` is ``[G]`` with NaN for members without a reward; these get 0 and count in neither
+    mean nor std. Without ``normalize_std`` the division is left out (arXiv 2503.20783). A group
+    whose rewards are all equal up to rounding, or that has one valid member, gets exactly 0: the
+    largest and smallest are compared, because the std of equal float32 rewards is not 0.
+    """
+    rewards = np.asarray(rewards, dtype=np.float64)
+    advantages = np.zeros(rewards.shape, dtype=np.float32)
+    valid = np.isfinite(rewards)
+    values = rewards[valid]
+    if values.size < 2:
+        return advantages
+    spread, scale = values.max() - values.min(), np.abs(values).max()
+    if spread <= 1e-6 * max(1.0, scale):
+        return advantages
+    centred = values - values.mean()
+    if normalize_std:
+        centred = centred / (values.std() + _EPS)
+    advantages[valid] = centred
+    return advantages
+
+
+ADVANTAGES: dict[str, AdvantageFn] = {"grpo": group_relative}
