@@ -89,6 +89,7 @@ class AlgorithmConfig:
     """GRPO and its knobs."""
 
     loss: Literal["grpo"] = "grpo"
+    advantage: Literal["grpo"] = "grpo"
     group_size: int = 8
     groups_per_step: int = 32
     num_mini_steps: int = 2

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from agent_rl.config import RunConfig
+from agent_rl.errors import ConfigError
+from agent_rl.policies import policy_folder
 
 Fault = tuple[str, str]  # key, what is wrong
-BUILTIN_POLICIES = ("builtin:tiny_moe",)
 
 
 def check_rules(config: RunConfig) -> list[Fault]:
@@ -104,8 +104,8 @@ def _sampling(config: RunConfig) -> Iterator[Fault]:
         yield (
             "sampling.top_p",
             (
-                f"got {config.sampling.top_p}, expected 1.0: the trainer scores the full distribution, "
-                "a cut one would bias every importance ratio"
+                f"got {config.sampling.top_p}, expected 1.0: the trainer scores the full "
+                "distribution, a cut one would bias every importance ratio"
             ),
         )
     if config.sampling.top_k != 0:
@@ -209,14 +209,11 @@ def _sandbox(config: RunConfig) -> Iterator[Fault]:
 def _paths(config: RunConfig) -> Iterator[Fault]:
     if not config.name or "/" in config.name or config.name in (".", ".."):
         yield "name", f"got {config.name!r}, expected a plain folder name"
-    path = config.policy.path
-    if path.startswith("builtin:"):
-        if path not in BUILTIN_POLICIES:
-            yield "policy.path", f"got {path!r}, expected one of {', '.join(BUILTIN_POLICIES)}"
-        return
-    for name in ("config.json", "tokenizer.json"):
-        if not (Path(path) / name).is_file():
-            yield "policy.path", f"got {path!r}, expected a folder with {name} in it"
+    try:
+        policy_folder(config.policy.path)
+    except ConfigError as error:
+        for problem in error.problems:
+            yield "policy.path", problem.removeprefix("policy.path: ")
 
 
 RULES: tuple[Callable[[RunConfig], Iterator[Fault]], ...] = (

@@ -1,4 +1,4 @@
-"""What the loop needs from an engine and from a trainer. Implementations: ``engines``, ``trainer``."""
+"""What the loop needs from an engine and from a trainer."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The whole warm start: demonstrations, vocabulary, two supervised stages, a Hugging Face folder."""
+"""The whole warm start: demonstrations, vocabulary, two stages, a Hugging Face folder."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -31,7 +31,7 @@ class WarmstartConfig:
     seed: int = 0
     num_demos: int = 40_000
     num_threads: int = 1
-    shape: TinyMoEShape = TinyMoEShape()
+    shape: TinyMoEShape = field(default_factory=TinyMoEShape)
     skills: tuple[DemoSkill, DemoSkill] = (
         DemoSkill(right_line=0.80, right_code=0.55),
         DemoSkill(right_line=0.82, right_code=0.62),

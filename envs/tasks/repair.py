@@ -26,19 +26,6 @@ HIDDEN_PATH = "tests/test_hidden.py"
 NUM_VISIBLE = 5
 NUM_HIDDEN = 10
 _NUM_BUCKETS = 8  # one eighth of all functions is held out, another eighth is for confirmation
-_PROTECTED = (
-    "tests/*",
-    "conftest.py",
-    "*/conftest.py",
-    "pytest.ini",
-    ".pytest.ini",
-    "tox.ini",
-    "setup.cfg",
-    "setup.py",
-    "pyproject.toml",
-    "sitecustomize.py",
-    "usercustomize.py",
-)
 
 
 @dataclass(frozen=True)
@@ -93,7 +80,6 @@ class RepairTask:
             hidden_files={HIDDEN_PATH: self._tests(self.cases)},
             expected={f"{HIDDEN_PATH}::test_{i}": "PASSED" for i in range(len(self.cases))},
             solution=_unified_diff(SOURCE_PATH, broken, fixed),
-            protected=_PROTECTED,
             metadata={
                 "family": self.specimen.name,
                 "bug_kind": self.bug_kind,

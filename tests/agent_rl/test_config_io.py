@@ -106,7 +106,6 @@ def test_all_broken_rules_at_once(tmp_path: Path) -> None:
         "algorithm.group_size",
         "engine.capture_routing",
         "policy.path",
-        "policy.path",
         "sampling.temperature",
         "sampling.top_p",
         "sandbox.kind",

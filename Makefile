@@ -1,0 +1,33 @@
+# Two commands do everything: `make train` and `make test`. Both set up first.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup train test test-slow check format clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+setup: ## Virtual environment, pinned dependencies, bubblewrap (through apt where root)
+	@bash scripts/setup.sh
+
+train: setup ## Train the tiny MoE repair agent with R3 (about 10 minutes on two cores)
+	@$(BIN)/agent-rl train configs/repair_tiny.yaml $(ARGS)
+
+test: setup ## Fast and slow tests that need no daemon (under 6 minutes on two cores)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal \
+		-m "not docker and not sglang and not ray and not gpu" $(ARGS)
+
+check: setup ## Format, lint, types, import contracts
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports --no-cache
+
+format: setup ## Apply the formatter and the safe lint fixes
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean: ## Remove the virtual environment and caches; runs/ stays
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,0 +1,149 @@
+"""The ``agent-rl`` command. Heavy imports happen inside the commands, so ``--help`` is quick."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from agent_rl.errors import AgentRLError, ConfigError, RolloutError
+from agent_rl.interrupt import Interrupted
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED = 1, 2, 3, 130
+
+app = typer.Typer(
+    name="agent-rl",
+    help=(
+        "Train multi-turn agents on Mixture-of-Experts models with Rollout Routing Replay.\n\n"
+        "Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 too much of the "
+        "infrastructure failed, 130 interrupted (resume with --resume)."
+    ),
+    epilog=(
+        "Example: agent-rl train configs/repair_tiny.yaml train.steps=50 && agent-rl eval "
+        "runs/repair_tiny"
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+ConfigPath = Annotated[Path, typer.Argument(help="YAML configuration, for example one in configs/")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="section.key=value, for example train.steps=50")
+]
+
+
+@app.command(
+    epilog="Examples: agent-rl train configs/repair_tiny.yaml seed=1 name=second · "
+    "agent-rl train --resume runs/second"
+)
+def train(
+    config: Annotated[Path | None, typer.Argument(help="YAML configuration")] = None,
+    overrides: Overrides = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="continue the run in this folder; takes no configuration")
+    ] = None,
+) -> None:
+    """Train a policy and evaluate it on held-out tasks before and after."""
+    from agent_rl.commands.train import train_command
+
+    train_command(config, overrides or [], resume)
+
+
+@app.command(
+    name="eval",
+    epilog="Examples: agent-rl eval runs/repair_tiny · agent-rl eval configs/repair_tiny.yaml "
+    "tasks.heldout_split=confirm · agent-rl eval runs/repair_tiny --step 50",
+)
+def evaluate(
+    source: Annotated[Path, typer.Argument(help="a run folder, or a YAML configuration")],
+    overrides: Overrides = None,
+    step: Annotated[int | None, typer.Option(help="checkpoint of a run; default: newest")] = None,
+    json: Annotated[Path | None, typer.Option(help="also write the result here")] = None,
+) -> None:
+    """Measure the held-out resolve rate of a checkpoint."""
+    from agent_rl.commands.evaluate import evaluate_command
+
+    evaluate_command(source, overrides or [], step, json)
+
+
+@app.command(
+    epilog="Examples: agent-rl rollout configs/repair_tiny.yaml --task 3 · agent-rl rollout "
+    "runs/repair_tiny --task 3"
+)
+def rollout(
+    source: Annotated[Path, typer.Argument(help="a run folder, or a YAML configuration")],
+    overrides: Overrides = None,
+    task: Annotated[int, typer.Option(help="number of the held-out task, from 0")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the sampling")] = 0,
+) -> None:
+    """Play one episode and show it: issue, turns, tool output, patch, reward, routing."""
+    from agent_rl.commands.rollout import rollout_command
+
+    rollout_command(source, overrides or [], task, seed)
+
+
+@app.command(epilog="Examples: agent-rl doctor · agent-rl doctor configs/repair_tiny.yaml")
+def doctor(
+    config: Annotated[Path | None, typer.Argument(help="also check what this needs")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Say what works on this machine and what a configuration lacks."""
+    from agent_rl.commands.doctor import doctor_command
+
+    doctor_command(config, overrides or [])
+
+
+@app.command(epilog="Example: agent-rl warmstart policies/mine --seed 1")
+def warmstart(
+    folder: Annotated[Path, typer.Argument(help="where the policy is written (a new folder)")],
+    seed: Annotated[int, typer.Option(help="of demonstrations and weights")] = 0,
+    num_demos: Annotated[int, typer.Option(help="demonstrations in each of two stages")] = 40_000,
+) -> None:
+    """Make the starting policy again: scripted noisy demonstrations, imitated."""
+    from agent_rl.commands.warmstart import warmstart_command
+
+    warmstart_command(folder, seed, num_demos)
+
+
+@contextmanager
+def _errors_as_exit_codes(console: Console) -> Iterator[None]:
+    """Expected failures become a message and an exit code; anything else keeps its traceback."""
+    from envs.errors import EnvsError
+    from routing_cache import RoutingCacheError
+
+    try:
+        yield
+    except Interrupted:
+        console.print("interrupted; completed steps are saved", style="yellow")
+        sys.exit(EXIT_INTERRUPTED)
+    except ConfigError as error:
+        for problem in error.problems:
+            console.print(f"error: {problem}", style="red", soft_wrap=True, highlight=False)
+        sys.exit(EXIT_USAGE)
+    except RolloutError as error:
+        console.print(f"error: {error}", style="red", soft_wrap=True, highlight=False)
+        sys.exit(EXIT_INFRASTRUCTURE)
+    except (AgentRLError, EnvsError, RoutingCacheError) as error:
+        console.print(f"error: {error}", style="red", soft_wrap=True, highlight=False)
+        sys.exit(EXIT_FAILED)
+
+
+def _add_plugins() -> None:
+    """Commands of packages above this one: an ``agent_rl.commands`` entry point each."""
+    for point in entry_points(group="agent_rl.commands"):
+        app.add_typer(point.load(), name=point.name)
+
+
+def main() -> None:
+    """Entry point of the ``agent-rl`` command."""
+    _add_plugins()
+    with _errors_as_exit_codes(Console(stderr=True)):
+        app()

@@ -1,0 +1,1 @@
+"""What each ``agent-rl`` command does; ``cli`` holds only their arguments."""

@@ -1,0 +1,77 @@
+"""``agent-rl train``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from agent_rl.config import RunConfig
+from agent_rl.config_io import load_config
+from agent_rl.errors import ConfigError
+from agent_rl.interrupt import Interrupted, run_interruptible
+from agent_rl.metrics.display import clock, make_display
+from agent_rl.metrics.summary import Summary
+from agent_rl.store.run_folder import RunExistsError, RunFolder
+
+
+def train_command(config_path: Path | None, overrides: Sequence[str], resume: Path | None) -> None:
+    """Start or resume a run, show it, and print what came out."""
+    from agent_rl.training import run_training
+
+    console = Console()
+    if (config_path is None) == (resume is None):
+        raise ConfigError(["train: expected either a configuration file or --resume RUN_FOLDER"])
+    if resume is not None:
+        folder, config = RunFolder.open(resume)
+    else:
+        assert config_path is not None
+        folder, config = _new_run(load_config(config_path, overrides))
+    try:
+        with make_display(console) as display:
+            summary = run_interruptible(run_training(config, folder, display))
+    except Interrupted:
+        console.print(f"stopped; continue with: agent-rl train --resume {folder.path}")
+        raise
+    finally:
+        folder.close()
+    _show(console, summary, folder)
+
+
+def _new_run(config: RunConfig) -> tuple[RunFolder, RunConfig]:
+    """Open a folder nobody has: ``name``, or ``name-2``, ``name-3`` … when it is taken."""
+    number = 1
+    while True:
+        name = config.name if number == 1 else f"{config.name}-{number}"
+        named = replace(config, name=name)
+        try:
+            return RunFolder.create(named), named
+        except RunExistsError:
+            number += 1
+
+
+def _show(console: Console, summary: Summary, folder: RunFolder) -> None:
+    table = Table(title=f"{summary.name}: {summary.steps} steps", title_justify="left")
+    table.add_column("")
+    table.add_column("value", justify="right")
+    low, high = summary.resolve_rate_after_low, summary.resolve_rate_after_high
+    rows = (
+        ("held-out resolve rate before", f"{summary.resolve_rate_before:.3f}"),
+        ("held-out resolve rate after", f"{summary.resolve_rate_after:.3f}"),
+        ("  95 % interval", f"{low:.3f} to {high:.3f}"),
+        ("held-out episodes", str(summary.num_heldout)),
+        ("training time", clock(summary.train_wall_s)),
+        ("trained tokens replayed", f"{summary.replayed_fraction:.2%}"),
+        ("mean k3 KL(rollout ‖ old policy)", f"{summary.kl_mean:.2e}"),
+        ("largest F(2)", f"{summary.f2_max:.2e}"),
+    )
+    for name, value in rows:
+        table.add_row(name, value)
+    console.print(table)
+    console.print(f"curves:      {folder.plots / 'run.png'}", soft_wrap=True)
+    console.print(f"summary:     {folder.summary_file}", soft_wrap=True)
+    console.print(f"policy:      {folder.checkpoints} (newest)", soft_wrap=True)
+    console.print(f"read an episode: agent-rl rollout {folder.path} --task 0", soft_wrap=True)

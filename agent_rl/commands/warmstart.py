@@ -1,0 +1,44 @@
+"""``agent-rl warmstart``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from agent_rl.errors import ConfigError
+
+
+def warmstart_command(folder: Path, seed: int, num_demos: int) -> None:
+    """Train the starting policy and say how to measure it."""
+    from agent_rl.warmstart.run import WarmstartConfig, warmstart
+
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError([f"warmstart: got {folder}, which is not empty; expected a new folder"])
+    if num_demos < 64:
+        raise ConfigError([f"warmstart: got --num-demos {num_demos}, expected 64 or more"])
+    console = Console()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        tasks = [progress.add_task(f"stage {n}", total=None, note="") for n in (1, 2)]
+
+        def report(
+            stage: int, step: int, num_steps: int, loss: float, tokens_per_s: float
+        ) -> None:
+            note = f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s"
+            progress.update(tasks[stage - 1], completed=step, total=num_steps, note=note)
+
+        record = warmstart(WarmstartConfig(seed=seed, num_demos=num_demos), folder, report)
+    console.print(
+        f"{record['num_parameters']:,.0f} parameters in {record['wall_s']:.0f} s: {folder}"
+    )
+    console.print(
+        f"measure it: agent-rl eval configs/repair_tiny.yaml policy.path={folder}", soft_wrap=True
+    )

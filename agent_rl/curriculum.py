@@ -1,0 +1,29 @@
+"""Which tasks a step asks: a function of the seed and the step alone, so a resume needs no state."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+_T = TypeVar("_T")
+
+
+class Curriculum(Generic[_T]):
+    """Walks shuffled epochs over ``tasks``, ``per_step`` at a time."""
+
+    def __init__(self, tasks: Sequence[_T], per_step: int, seed: int) -> None:
+        self._tasks, self._per_step, self._seed = tasks, per_step, seed
+        self._epoch, self._order = -1, list[int]()
+
+    def at(self, step: int) -> list[_T]:
+        """Tasks of ``step`` (from 1). Every task is asked once before any is asked again."""
+        first = (step - 1) * self._per_step
+        return [self._tasks[self._index(p)] for p in range(first, first + self._per_step)]
+
+    def _index(self, position: int) -> int:
+        epoch, offset = divmod(position, len(self._tasks))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, list(range(len(self._tasks)))
+            random.Random(f"{self._seed}/{epoch}").shuffle(self._order)
+        return self._order[offset]

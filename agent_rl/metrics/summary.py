@@ -1,0 +1,111 @@
+"""The end of a run in one record: what was reached, how long it took, how faithful replay was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from agent_rl.metrics.intervals import wilson
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Resolve rate on held-out tasks; ``num_infrastructure`` of them could not be judged."""
+
+    resolve_rate: float
+    num_trajectories: int
+    num_infrastructure: int
+    by_family: Mapping[str, tuple[int, int]]  # family -> (resolved, trajectories)
+    turns_mean: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % Wilson interval of the resolve rate."""
+        return wilson(self.resolve_rate * self.num_trajectories, self.num_trajectories)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What ``summary.json`` holds. Times are of the training steps, evaluation left out."""
+
+    name: str
+    seed: int
+    steps: int
+    resolve_rate_before: float
+    resolve_rate_after: float
+    resolve_rate_after_low: float
+    resolve_rate_after_high: float
+    num_heldout: int
+    train_wall_s: float
+    replayed_fraction: float
+    kl_mean: float
+    f2_max: float
+    completed: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarize(
+    name: str,
+    seed: int,
+    metrics: Sequence[Mapping[str, float]],
+    before: Evaluation,
+    after: Evaluation,
+    *,
+    completed: bool,
+) -> Summary:
+    """Put a run's metrics and its two evaluations together.
+
+    ``replayed_fraction`` is over all trained tokens, ``kl_mean`` the mean of the steps' k3
+    estimates, ``f2_max`` the largest F(2) of any step.
+    """
+    trained = [row for row in metrics if row.get("num_tokens", 0) > 0]
+    num_tokens = sum(row["num_tokens"] for row in trained)
+    replayed = sum(row["replayed_fraction"] * row["num_tokens"] for row in trained)
+    kls = [row["kl_k3_rollout_old"] for row in trained]
+    low, high = after.interval
+    return Summary(
+        name=name,
+        seed=seed,
+        steps=len(metrics),
+        resolve_rate_before=before.resolve_rate,
+        resolve_rate_after=after.resolve_rate,
+        resolve_rate_after_low=low,
+        resolve_rate_after_high=high,
+        num_heldout=after.num_trajectories,
+        train_wall_s=sum(row["time_step_s"] for row in metrics),
+        replayed_fraction=replayed / num_tokens if num_tokens else 0.0,
+        kl_mean=sum(kls) / len(kls) if kls else 0.0,
+        f2_max=max((row["f_2"] for row in trained), default=0.0),
+        completed=completed,
+    )
+
+
+def evaluation_table(title: str, columns: Mapping[str, Evaluation]) -> Table:
+    """Resolve rates by family, one column an evaluation."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("tasks")
+    for name in columns:
+        table.add_column(name, justify="right")
+    families = sorted({family for e in columns.values() for family in e.by_family})
+    for family in families:
+        cells = [_rate(*e.by_family.get(family, (0, 0))) for e in columns.values()]
+        table.add_row(family, *cells)
+    table.add_section()
+    totals = [
+        f"{e.resolve_rate:.3f}  [{e.interval[0]:.3f}, {e.interval[1]:.3f}]  n={e.num_trajectories}"
+        for e in columns.values()
+    ]
+    table.add_row("all, with 95 % interval", *totals, style="bold")
+    if any(e.num_infrastructure for e in columns.values()):
+        counts = [str(e.num_infrastructure) for e in columns.values()]
+        table.add_row("not judged (infrastructure)", *counts, style="yellow")
+    return table
+
+
+def _rate(resolved: int, total: int) -> str:
+    return f"{resolved / total:.2f} ({resolved}/{total})" if total else "-"

@@ -1,0 +1,145 @@
+"""The folder of one run: what lies where, who may write to it, and what a resume keeps.
+
+``<run_root>/<name>/``: ``config.yaml``, ``metrics.jsonl``, ``tensorboard/``,
+``trajectories/step-000012.parquet``, ``checkpoints/step-000010/``, ``plots/``, ``summary.json``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agent_rl.config import RunConfig
+from agent_rl.config_io import dump_config, load_resolved
+from agent_rl.errors import AgentRLError
+
+
+class RunFolderError(AgentRLError):
+    """The run folder is in use, already holds another run, or is not a run folder."""
+
+
+class RunExistsError(RunFolderError):
+    """The name is taken."""
+
+
+class RunFolder:
+    """Owns a run folder while open: a second process is refused, a killed one leaves no lock."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, config: RunConfig) -> RunFolder:
+        """A new run. An existing run of the same name is never overwritten."""
+        path = Path(config.run_root) / config.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir()
+        except FileExistsError as error:
+            raise RunExistsError(
+                f"{path} already holds a run: resume it with 'agent-rl train --resume {path}', "
+                f"or give another name (name=...)"
+            ) from error
+        folder = cls(path, _take_lock(path))
+        write_aside(folder.config_file, dump_config(config).encode())
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> tuple[RunFolder, RunConfig]:
+        """An existing run and the config it was started with."""
+        if not (path / "config.yaml").is_file():
+            raise RunFolderError(f"{path} is no run folder: expected config.yaml in it")
+        folder = cls(path, _take_lock(path))
+        return folder, load_resolved(folder.config_file)
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary_file(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def plots(self) -> Path:
+        return self.path / "plots"
+
+    def trajectories_file(self, step: int) -> Path:
+        return self.path / "trajectories" / f"step-{step:06d}.parquet"
+
+    def forget_after(self, step: int) -> None:
+        """Drop metrics and trajectories of steps after ``step``: a resumed run does them again."""
+        kept = [row for row in read_metrics(self.metrics_file) if int(row["step"]) <= step]
+        if self.metrics_file.exists():
+            write_aside(self.metrics_file, b"".join(orjson.dumps(row) + b"\n" for row in kept))
+        for file in (self.path / "trajectories").glob("step-*.parquet"):
+            if int(file.stem.removeprefix("step-")) > step:
+                file.unlink()
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        write_aside(self.summary_file, orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
+
+    def close(self) -> None:
+        """Release the lock. Idempotent."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """Rows of a ``metrics.jsonl``; a last line torn by a kill is left out."""
+    if not file.exists():
+        return []
+    rows: list[dict[str, Any]] = []
+    lines = file.read_bytes().split(b"\n")
+    for number, line in enumerate(lines):
+        try:
+            if line:
+                rows.append(orjson.loads(line))
+        except orjson.JSONDecodeError as error:
+            if number != len(lines) - 1:
+                raise RunFolderError(f"{file} line {number + 1} is damaged: {error}") from error
+    return rows
+
+
+def write_aside(file: Path, data: bytes) -> None:
+    """Replace ``file`` as a whole: a kill leaves the old or the new content, never a part."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _take_lock(path: Path) -> int:
+    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise RunFolderError(
+            f"{path} is in use by another process: wait for it or stop it"
+        ) from error
+    return handle

@@ -1,0 +1,142 @@
+"""A whole training run: evaluate, train, evaluate again, and leave a folder that explains itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import orjson
+
+from agent_rl.assemble import Assembly, assemble
+from agent_rl.config import RunConfig
+from agent_rl.evaluate import evaluate, evaluation_from_json
+from agent_rl.loop import train_steps
+from agent_rl.metrics.display import Display
+from agent_rl.metrics.plots import plot_run
+from agent_rl.metrics.sink import MetricsSink
+from agent_rl.metrics.summary import Evaluation, Summary, summarize
+from agent_rl.store.run_folder import RunFolder, read_metrics, write_aside
+from agent_rl.store.trajectories import write_trajectories
+from agent_rl.trainer.checkpoint import CheckpointStore
+from agent_rl.types import Group
+
+
+async def run_training(config: RunConfig, folder: RunFolder, display: Display) -> Summary:
+    """Run ``config`` in ``folder``, continuing from its newest verified checkpoint if it has one.
+
+    Cancelling keeps every completed step: the last one is saved on the way out.
+    """
+    display.note(f"run folder: {folder.path}")
+    display.activity("loading engine and trainer", 0, 1)
+    parts = assemble(config, on_rollout=lambda n, m: display.activity("rollout", n, m))
+    try:
+        run = _TrainingRun(config, folder, display, parts)
+        first_step = await run.restore()
+        before = await run.evaluation("before")
+        with MetricsSink(folder.metrics_file, folder.tensorboard) as sink:
+            run.sink = sink
+            try:
+                await train_steps(parts.loop, run, first_step=first_step)
+            except asyncio.CancelledError:
+                run.save_if_consistent()
+                raise
+        run.save_if_consistent()
+        after = await run.evaluation("after")
+        return run.finish(before, after)
+    finally:
+        await parts.aclose()
+
+
+class _TrainingRun:
+    """Observer of the loop: records steps, saves checkpoints, decides when to stop."""
+
+    sink: MetricsSink
+
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, display: Display, parts: Assembly
+    ) -> None:
+        self._config, self._folder, self._display, self._parts = config, folder, display, parts
+        self._checkpoints = CheckpointStore(
+            folder.checkpoints, keep_last=config.train.keep_last, note=display.note
+        )
+        self._step = 0  # the last completed one
+        self._version = 0  # the trainer's version at its end
+        self._saved_step = -1
+        self._wall_s = 0.0
+
+    async def restore(self) -> int:
+        """Load the newest verified checkpoint; returns the first step to run."""
+        newest = self._checkpoints.newest()
+        if newest is not None:
+            trainer = self._parts.loop.trainer
+            trainer.load(newest.path)
+            await self._parts.loop.engine.load_weights(
+                trainer.publish_weights(), trainer.weight_version
+            )
+            self._step = self._saved_step = newest.step
+            self._version = trainer.weight_version
+            self._display.note(f"resuming after step {newest.step}")
+        self._folder.forget_after(self._step)
+        if self._step == 0:
+            (self._folder.path / "evaluation-before.json").unlink(missing_ok=True)
+        (self._folder.path / "evaluation-after.json").unlink(missing_ok=True)
+        self._wall_s = sum(row["time_step_s"] for row in read_metrics(self._folder.metrics_file))
+        return self._step + 1
+
+    def step_done(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> bool:
+        self._step, self._version = step, self._parts.loop.trainer.weight_version
+        self._wall_s += metrics["time_step_s"]
+        write_trajectories(self._folder.trajectories_file(step), step, groups)
+        self.sink.log(step, metrics | self._parts.routing_metrics())
+        train = self._config.train
+        if step % train.save_every == 0:
+            self._save()
+        self._display.step_done(step, train.steps, metrics)
+        return 0 < train.max_wall_s <= self._wall_s
+
+    def save_if_consistent(self) -> None:
+        """Save the last completed step, unless the weights have moved on since."""
+        unsaved = self._step > max(0, self._saved_step)
+        if unsaved and self._parts.loop.trainer.weight_version == self._version:
+            self._save()
+
+    async def evaluation(self, name: str) -> Evaluation:
+        """Evaluate the engine's current weights, or read back what this run measured already."""
+        file = self._folder.path / f"evaluation-{name}.json"
+        if file.exists():
+            return evaluation_from_json(orjson.loads(file.read_bytes()))
+        result = await evaluate(
+            self._parts,
+            on_progress=lambda n, m: self._display.activity(f"evaluating ({name})", n, m),
+        )
+        write_aside(file, orjson.dumps(asdict(result), option=orjson.OPT_INDENT_2) + b"\n")
+        self._display.note(f"held-out resolve rate {name}: {result.resolve_rate:.3f}")
+        return result
+
+    def finish(self, before: Evaluation, after: Evaluation) -> Summary:
+        metrics = read_metrics(self._folder.metrics_file)
+        summary = summarize(
+            self._config.name, self._config.seed, metrics, before, after, completed=True
+        )
+        plot_run(
+            metrics,
+            self._folder.plots / "run.png",
+            before=before.resolve_rate,
+            after=after.resolve_rate,
+            title=f"{self._config.name}: multi-turn repair, seed {self._config.seed}",
+        )
+        self._folder.write_summary(summary.to_json())
+        return summary
+
+    def _save(self) -> None:
+        if self._step == self._saved_step:
+            return
+        self._display.activity("saving checkpoint", 0, 1)
+
+        def write(path: Path) -> None:
+            self._parts.loop.trainer.save(path)
+
+        self._checkpoints.save(self._step, write)
+        self._saved_step = self._step

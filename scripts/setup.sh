@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Prepares .venv and the sandbox. Safe to run twice, and twice at once; quick when nothing changed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf '%s\n' "setup: $*"; }
+fail() { printf '%s\n' "setup: $*" >&2; exit 1; }
+
+find_python() {
+    local candidate
+    for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3; do
+        [ -n "$candidate" ] || continue
+        if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            printf '%s\n' "$candidate"
+            return
+        fi
+    done
+    fail "no Python 3.11 or newer with venv found; install it (Debian: apt-get install python3 python3-venv) or set PYTHON=/path/to/python"
+}
+
+install_packages() {
+    local python stamp
+    stamp=$(cat pyproject.toml requirements.lock | sha256sum | cut -d' ' -f1)
+    if [ -x .venv/bin/agent-rl ] && [ "$(cat .venv/.stamp 2>/dev/null)" = "$stamp" ]; then
+        return
+    fi
+    python=$(find_python)
+    if ! .venv/bin/python -c '' 2>/dev/null; then
+        say "creating .venv with $("$python" --version)"
+        rm -rf .venv
+        "$python" -m venv .venv
+    fi
+    say "installing pinned packages (the first time takes a few minutes)"
+    # torch first and alone: other packages ask for ranges that would bring another build of it.
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check "$(grep '^torch==' requirements.lock)"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+    printf '%s\n' "$stamp" >.venv/.stamp
+}
+
+install_sandbox() {
+    command -v bwrap >/dev/null && return
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "installing bubblewrap"
+        apt-get update -qq || true
+        apt-get install -y -qq --no-install-recommends bubblewrap >/dev/null && return
+    fi
+    say "bubblewrap is missing and cannot be installed here (that needs root and apt)."
+    say "The sandbox falls back to 'unshare'; 'agent-rl doctor' says which one works."
+    say "For bubblewrap, ask an administrator for: apt-get install bubblewrap"
+}
+
+: >>.setup.lock || fail "cannot write to $(pwd)"
+exec 9>>.setup.lock
+flock 9
+install_packages
+install_sandbox

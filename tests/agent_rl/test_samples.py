@@ -1,0 +1,63 @@
+"""Who teaches: groups with signal, valid members only, advantages on sampled tokens only."""
+
+import numpy as np
+import pytest
+
+from agent_rl.config import AlgorithmConfig, RunConfig
+from agent_rl.samples import build_samples
+from agent_rl.types import Group, Status, Trajectory
+
+
+def _trajectory(member: int, reward: float | None, sampled: int = 2) -> Trajectory:
+    mask = np.array([False] * 3 + [True] * sampled)
+    return Trajectory(
+        task_id="t",
+        group_id="g",
+        member=member,
+        status=Status.FAILED if reward is None else Status.COMPLETED,
+        stop_reason="infrastructure" if reward is None else "submit",
+        token_ids=np.arange(3 + sampled, dtype=np.int32),
+        loss_mask=mask,
+        rollout_logprobs=np.zeros(3 + sampled, np.float32),
+        turns=[],
+        reward=reward,
+        weight_versions=(0,),
+    )
+
+
+def _group(*rewards: float | None) -> Group:
+    return Group("g", "t", [_trajectory(i, reward) for i, reward in enumerate(rewards)])
+
+
+CONFIG = RunConfig(algorithm=AlgorithmConfig(normalize_std=False))
+
+
+def test_a_failed_member_is_neither_learnt_from_nor_in_the_baseline() -> None:
+    samples = build_samples([_group(1.0, 0.0, None, 0.0)], CONFIG)
+    assert [s.sample_id for s in samples] == ["g/0", "g/1", "g/3"]
+    assert [float(s.advantages[-1]) for s in samples] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+
+
+def test_a_group_of_failures_teaches_nothing() -> None:
+    assert build_samples([_group(None, None, None, None)], CONFIG) == []
+
+
+def test_too_few_valid_members_teach_nothing() -> None:
+    assert build_samples([_group(1.0, None, None)], CONFIG) == []
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_equal_rewards_teach_nothing_even_with_rounding_noise(normalize: bool) -> None:
+    config = RunConfig(algorithm=AlgorithmConfig(normalize_std=normalize))
+    rewards = [float(np.float32(0.3))] * 6
+    assert build_samples([_group(*rewards)], config) == []
+
+
+def test_advantages_only_on_sampled_tokens() -> None:
+    for sample in build_samples([_group(1.0, 0.0)], CONFIG):
+        assert np.all((sample.advantages != 0) == sample.loss_mask)
+
+
+def test_a_trajectory_without_sampled_tokens_is_left_out() -> None:
+    group = Group("g", "t", [_trajectory(0, 1.0), _trajectory(1, 0.0, sampled=0)])
+    assert [s.sample_id for s in build_samples([group], CONFIG)] == ["g/0"]
