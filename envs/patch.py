@@ -1,0 +1,120 @@
+"""Unified diffs between two small trees, byte for byte, as ``git apply`` accepts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+_CONTEXT = 3
+_BINARY_PROBE_BYTES = 8000  # git's rule: a NUL byte in here makes a file binary
+_MAX_FILE_BYTES = 1 << 20
+_NO_NEWLINE = b"\\ No newline at end of file\n"
+_ESCAPES = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
+
+Tree = Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class Diff:
+    """A patch and the changed files that it leaves out: path and why."""
+
+    patch: bytes
+    skipped: tuple[tuple[str, str], ...] = ()
+
+
+def diff_trees(base: Tree, current: Tree) -> Diff:
+    """What turns ``base`` into ``current``; empty when nothing that can be said has changed."""
+    parts: list[bytes] = []
+    skipped: list[tuple[str, str]] = []
+    for path in sorted(base.keys() | current.keys()):
+        before, after = base.get(path), current.get(path)
+        if before == after:
+            continue
+        reason = _unfit(before) or _unfit(after)
+        if reason:
+            skipped.append((path, reason))
+        else:
+            parts.append(_diff_file(path, before, after))
+    return Diff(b"".join(parts), tuple(skipped))
+
+
+def _unfit(data: bytes | None) -> str:
+    if data is None:
+        return ""
+    if b"\0" in data[:_BINARY_PROBE_BYTES]:
+        return "binary"
+    return "too large" if len(data) > _MAX_FILE_BYTES else ""
+
+
+def _diff_file(path: str, before: bytes | None, after: bytes | None) -> bytes:
+    old, new = quote_path(f"a/{path}"), quote_path(f"b/{path}")
+    head = [b"diff --git %s %s\n" % (old, new)]
+    if before is None:
+        head.append(b"new file mode 100644\n")
+    elif after is None:
+        head.append(b"deleted file mode 100644\n")
+    body = _hunks(split_lines(before or b""), split_lines(after or b""))
+    if body:  # an empty file that comes or goes has no hunks, and then no file lines either
+        head.append(b"--- %s\n" % (b"/dev/null" if before is None else _tabbed(old)))
+        head.append(b"+++ %s\n" % (b"/dev/null" if after is None else _tabbed(new)))
+    return b"".join(head + body)
+
+
+def quote_path(path: str) -> bytes:
+    """Git's C-style quoting, where a path needs it."""
+    raw = path.encode("utf-8", "surrogateescape")
+    if not any(byte < 32 or byte in (34, 92, 127) for byte in raw):
+        return raw
+    out = bytearray(b'"')
+    for byte in raw:
+        if byte in _ESCAPES:
+            out += b"\\" + _ESCAPES[byte].encode()
+        elif byte < 32 or byte == 127:
+            out += b"\\%03o" % byte
+        else:
+            out.append(byte)
+    return bytes(out + b'"')
+
+
+def _tabbed(path: bytes) -> bytes:
+    """With a space in it the name would otherwise end at the space."""
+    return path + b"\t" if b" " in path and not path.startswith(b'"') else path
+
+
+def split_lines(data: bytes) -> list[bytes]:
+    """Lines with their newline; only a line feed ends a line."""
+    parts = data.split(b"\n")
+    lines = [part + b"\n" for part in parts[:-1]]
+    return [*lines, parts[-1]] if parts[-1] else lines
+
+
+def _hunks(old: Sequence[bytes], new: Sequence[bytes]) -> list[bytes]:
+    matcher = SequenceMatcher(None, old, new, autojunk=False)
+    return [_hunk(group, old, new) for group in matcher.get_grouped_opcodes(_CONTEXT)]
+
+
+def _hunk(
+    group: Sequence[tuple[str, int, int, int, int]], old: Sequence[bytes], new: Sequence[bytes]
+) -> bytes:
+    old_range = _range(group[0][1], group[-1][2])
+    new_range = _range(group[0][3], group[-1][4])
+    out = [b"@@ -%s +%s @@\n" % (old_range, new_range)]
+    for tag, i1, i2, j1, j2 in group:
+        if tag == "equal":
+            out += [_line(b" ", line) for line in old[i1:i2]]
+        else:
+            out += [_line(b"-", line) for line in old[i1:i2]]
+            out += [_line(b"+", line) for line in new[j1:j2]]
+    return b"".join(out)
+
+
+def _range(start: int, stop: int) -> bytes:
+    count = stop - start
+    if count == 1:
+        return b"%d" % (start + 1)
+    return b"%d,%d" % (start + (count > 0), count)  # an empty range names the line before it
+
+
+def _line(mark: bytes, line: bytes) -> bytes:
+    return mark + line if line.endswith(b"\n") else mark + line + b"\n" + _NO_NEWLINE

@@ -1,0 +1,82 @@
+"""The software-engineering environment: a task, a work tree, tools, a grammar and a judge."""
+
+from __future__ import annotations
+
+from envs.base import Observation, Score, Task
+from envs.compact_grammar import CompactGrammar
+from envs.errors import EpisodeError
+from envs.grading import grade
+from envs.grammar import Grammar, MalformedActionError
+from envs.patch import diff_trees
+from envs.testing import TestRunner
+from envs.tools import Submitted, ToolBox, ToolLimits
+from envs.workspace import StartSandbox, Workspace
+
+
+class SweEnv:
+    """One episode on one task; implements the ``Env`` protocol.
+
+    Example:
+        >>> env = SweEnv(task, runner)
+        >>> env.reset().text
+        'fix affine : x times 3 plus 4'
+        >>> env.step("view").text
+        '1 t = x * 2\\n2 return t + 4'
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        runner: TestRunner,
+        *,
+        grammar: Grammar | None = None,
+        start_sandbox: StartSandbox | None = None,
+        tool_limits: ToolLimits | None = None,
+    ) -> None:
+        """``start_sandbox`` is needed for shell commands only."""
+        self._task, self._runner = task, runner
+        self._grammar = grammar or CompactGrammar()
+        self._start_sandbox, self._tool_limits = start_sandbox, tool_limits
+        self._tools = self._make_tools()
+        self._state = "new"
+
+    @property
+    def task(self) -> Task:
+        return self._task
+
+    def reset(self) -> Observation:
+        self._tools.workspace.close()
+        self._tools = self._make_tools()
+        self._state = "running"
+        return Observation(self._task.issue)
+
+    def step(self, action: str) -> Observation:
+        if self._state != "running":
+            raise EpisodeError(
+                f"step on an episode that is {self._state}: got={action[:80]!r}"
+                " expected reset() first"
+            )
+        try:
+            calls = self._grammar.parse(action, self._tools)
+        except MalformedActionError as error:
+            return Observation(str(error), malformed=True)
+        results = tuple(self._tools.run(call) for call in calls)
+        text = self._grammar.render(results)
+        if any(isinstance(result, Submitted) for result in results):
+            self._state = "over"
+            return Observation(text, done=True, stop_reason="submit")
+        return Observation(text)
+
+    def patch(self) -> bytes:
+        return diff_trees(self._task.files, self._tools.workspace.snapshot()).patch
+
+    def grade(self) -> Score:
+        return grade(self._task, self.patch(), self._runner)
+
+    def close(self) -> None:
+        self._tools.workspace.close()
+        self._state = "closed"
+
+    def _make_tools(self) -> ToolBox:
+        workspace = Workspace(self._task.files, self._start_sandbox)
+        return ToolBox(self._task, workspace, self._runner, self._tool_limits)

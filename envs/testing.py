@@ -1,0 +1,43 @@
+"""What a test run says, whoever ran it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+TestStatus = Literal["PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL", "XPASS"]
+FailureKind = Literal["mismatch", "exception", "timeout", "crash", "other"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first test that did not pass, in the order of the files."""
+
+    test: str
+    kind: FailureKind
+    call: str = ""
+    got: str = ""  # mismatch: the value; exception: its name
+    want: str = ""
+
+
+@dataclass(frozen=True)
+class TestReport:
+    """Statuses by full test name (``tests/test_a.py::test_1``), in running order."""
+
+    statuses: Mapping[str, TestStatus]
+    failure: Failure | None = None
+    log: bytes = field(default=b"", repr=False)
+
+    @property
+    def passed(self) -> bool:
+        """Whether at least one test ran and nothing went wrong."""
+        return bool(self.statuses) and self.failure is None
+
+
+class TestRunner(Protocol):
+    """Runs tests against a source tree, each time in a fresh sandbox."""
+
+    def run(self, files: Mapping[str, bytes], test_files: Mapping[str, bytes]) -> TestReport:
+        """``files`` is the tree without the tests. Raises TaskError, InfrastructureError."""
+        ...

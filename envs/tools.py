@@ -1,0 +1,246 @@
+"""The agent's tools: typed calls in, typed results out. Grammars stand in front of this.
+
+A tool never raises for something the agent did: that is a :class:`Refused` result. What it raises
+is infrastructure trouble.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from envs.base import ExecResult, Task
+from envs.errors import TaskError, WorkspaceError
+from envs.patch import split_lines
+from envs.testing import TestReport, TestRunner
+from envs.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class View:
+    """Lines ``start`` to ``end`` of a file, counted from 1, both included; 0 is the last line."""
+
+    path: str
+    start: int = 1
+    end: int = 0
+
+
+@dataclass(frozen=True)
+class Search:
+    """Lines that match a regular expression, in files whose path starts with ``path``."""
+
+    pattern: str
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class ReplaceLines:
+    """Put ``text`` in the place of lines ``start`` to ``end``."""
+
+    path: str
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace the one occurrence of ``old`` by ``new``."""
+
+    path: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Create:
+    """Write a file that does not exist yet."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Bash:
+    """Run a shell command in the work folder."""
+
+    command: str
+
+
+@dataclass(frozen=True)
+class Test:
+    """Run the visible tests."""
+
+
+@dataclass(frozen=True)
+class Submit:
+    """End the episode."""
+
+
+ToolCall = View | Search | ReplaceLines | Edit | Create | Bash | Test | Submit
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Numbered lines: (path, number from 1, text without its newline)."""
+
+    lines: tuple[tuple[str, int, str], ...]
+    num_left_out: int = 0
+
+
+@dataclass(frozen=True)
+class Done:
+    """The call did what it says and there is nothing more to tell."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The call makes no sense here; nothing was changed."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """The episode is over."""
+
+
+ToolResult = Listing | Done | Refused | Submitted | TestReport | ExecResult
+
+
+@dataclass(frozen=True)
+class ToolLimits:
+    """What one call may cost."""
+
+    max_lines: int = 400
+    bash_timeout_s: float = 60.0
+    output_cap_bytes: int = 32 << 10
+
+
+class ToolBox:
+    """The tools over one episode's work tree."""
+
+    def __init__(
+        self,
+        task: Task,
+        workspace: Workspace,
+        runner: TestRunner,
+        limits: ToolLimits | None = None,
+    ) -> None:
+        self._task, self._workspace, self._runner = task, workspace, runner
+        self._limits = limits or ToolLimits()
+        self._tools: Mapping[type, Callable[..., ToolResult]] = {
+            View: self._view,
+            Search: self._search,
+            ReplaceLines: self._replace_lines,
+            Edit: self._edit,
+            Create: self._create,
+            Bash: self._bash,
+            Test: self._test,
+            Submit: self._submit,
+        }
+
+    @property
+    def task(self) -> Task:
+        return self._task
+
+    @property
+    def workspace(self) -> Workspace:
+        return self._workspace
+
+    def run(self, call: ToolCall) -> ToolResult:
+        """Carry out one call; mutates the work tree. Raises InfrastructureError."""
+        try:
+            return self._tools[type(call)](call)
+        except WorkspaceError as error:
+            return Refused(str(error))
+
+    def _view(self, call: View) -> ToolResult:
+        lines = _text(self._workspace.read(call.path)).split("\n")
+        if lines[-1] == "":
+            lines.pop()
+        end = call.end or len(lines)
+        if not 1 <= call.start <= end <= len(lines) and lines:
+            return Refused(_bad_range(call.start, call.end, len(lines)))
+        numbered = [(call.path, i + 1, lines[i]) for i in range(call.start - 1, end)]
+        return self._listing(numbered)
+
+    def _search(self, call: Search) -> ToolResult:
+        try:
+            pattern = re.compile(re.escape(call.pattern))
+        except re.error as error:
+            return Refused(f"not a pattern: got={error}")
+        found = [
+            (path, number, line)
+            for path, data in sorted(self._workspace.snapshot().items())
+            if path.startswith(call.path)
+            for number, line in enumerate(_text(data).splitlines(), start=1)
+            if pattern.search(line)
+        ]
+        return self._listing(found)
+
+    def _replace_lines(self, call: ReplaceLines) -> ToolResult:
+        lines = split_lines(self._workspace.read(call.path))
+        if not 1 <= call.start <= call.end <= len(lines):
+            return Refused(_bad_range(call.start, call.end, len(lines)))
+        new = call.text.encode("utf-8", "surrogateescape")
+        if lines[call.end - 1].endswith(b"\n") and new and not new.endswith(b"\n"):
+            new += b"\n"
+        lines[call.start - 1 : call.end] = [new]
+        self._workspace.write(call.path, b"".join(lines))
+        return Done()
+
+    def _edit(self, call: Edit) -> ToolResult:
+        data = self._workspace.read(call.path)
+        old = call.old.encode("utf-8", "surrogateescape")
+        count = data.count(old) if old else 0
+        if count != 1:
+            return Refused(f"the text to replace must occur once: got={count} expected=1")
+        new = call.new.encode("utf-8", "surrogateescape")
+        self._workspace.write(call.path, data.replace(old, new))
+        return Done()
+
+    def _create(self, call: Create) -> ToolResult:
+        try:
+            self._workspace.read(call.path)
+        except WorkspaceError:
+            data = call.text.encode("utf-8", "surrogateescape")
+            self._workspace.write(call.path, data)
+            return Done()
+        return Refused(f"{call.path!r} exists: got=create expected=an edit")
+
+    def _bash(self, call: Bash) -> ToolResult:
+        if "\0" in call.command:
+            return Refused("a command cannot hold a NUL byte")
+        return self._workspace.exec(
+            ["bash", "-c", call.command],
+            timeout_s=self._limits.bash_timeout_s,
+            output_cap_bytes=self._limits.output_cap_bytes,
+        )
+
+    def _test(self, call: Test) -> ToolResult:
+        files = self._workspace.snapshot()
+        tests = {path: files.pop(path) for path in self._task.visible_tests if path in files}
+        if not tests:
+            return Refused("there is no visible test to run")
+        try:
+            return self._runner.run(files, tests)
+        except TaskError as error:  # the agent has rewritten a test into something else
+            return Refused(str(error))
+
+    def _submit(self, call: Submit) -> ToolResult:
+        return Submitted()
+
+    def _listing(self, lines: list[tuple[str, int, str]]) -> Listing:
+        cap = self._limits.max_lines
+        return Listing(tuple(lines[:cap]), max(0, len(lines) - cap))
+
+
+def _text(data: bytes) -> str:
+    """For reading only: bytes that are not UTF-8 come back unchanged when written again."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _bad_range(start: int, end: int, num_lines: int) -> str:
+    return f"no such lines: got={start}-{end} expected=1 to {num_lines}"
