@@ -1,1 +1,48 @@
-"""Router decisions of a Mixture-of-Experts rollout, cached by token prefix."""
+"""Router decisions of a Mixture-of-Experts rollout, cached by token prefix.
+
+numpy and the standard library only. Start with :class:`RoutingCache`; ``README.md`` explains the
+key, the invariants and the cost.
+"""
+
+from routing_cache.cache import CacheStats, Match, RetireReport, RoutingCache
+from routing_cache.errors import (
+    BudgetError,
+    ClosedError,
+    CodecError,
+    ConcurrencyError,
+    DigestMismatchError,
+    LayoutError,
+    PayloadError,
+    RoutingCacheError,
+    RowCountError,
+)
+from routing_cache.lease import RowsLease
+from routing_cache.provenance import DisagreementCounts, Provenance, RoleSpan
+from routing_cache.routed_experts import RowLayout, check_rows, spread_rows
+from routing_cache.session import Session
+from routing_cache.view import ArrayRows
+
+__all__ = [
+    "ArrayRows",
+    "BudgetError",
+    "CacheStats",
+    "ClosedError",
+    "CodecError",
+    "ConcurrencyError",
+    "DigestMismatchError",
+    "DisagreementCounts",
+    "LayoutError",
+    "Match",
+    "PayloadError",
+    "Provenance",
+    "RetireReport",
+    "RoleSpan",
+    "RoutingCache",
+    "RoutingCacheError",
+    "RowCountError",
+    "RowLayout",
+    "RowsLease",
+    "Session",
+    "check_rows",
+    "spread_rows",
+]

@@ -1,0 +1,56 @@
+"""A snapshot of a session's rows that keeps them alive until it is given back."""
+
+from __future__ import annotations
+
+from routing_cache.digest import Digester
+from routing_cache.errors import ClosedError
+from routing_cache.memory import RowStore, Segment, Slab
+from routing_cache.routed_experts import RowLayout
+from routing_cache.view import SegmentRows
+
+
+class RowsLease(SegmentRows):
+    """Rows of one sequence, pinned. Nothing it needs is evicted before :meth:`release`.
+
+    Gathers and checks may run in any thread, also while the session goes on.
+    """
+
+    def __init__(
+        self,
+        layout: RowLayout,
+        segments: tuple[Segment, ...],
+        tail_tokens: bytes,
+        num_tokens: int,
+        digester: Digester,
+        store: RowStore,
+    ) -> None:
+        super().__init__(layout, segments, tail_tokens, num_tokens, digester)
+        self._store = store
+        self._slabs: set[Slab] = {s.slab for s in segments}
+        self._released = False
+        store.pin(self._slabs)
+        store.num_leases += 1
+
+    @property
+    def is_released(self) -> bool:
+        return self._released
+
+    def release(self) -> None:
+        """Give the rows back; they may then be evicted. Idempotent, any thread."""
+        if self._released:
+            return
+        self._released = True
+        self._store.unpin(self._slabs)
+        self._store.num_leases -= 1
+        self._slabs = set[Slab]()
+        self._segments = ()
+
+    def __enter__(self) -> RowsLease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _check_usable(self) -> None:
+        if self._released:
+            raise ClosedError("this lease was released", fix="gather before release()")

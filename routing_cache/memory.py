@@ -1,0 +1,325 @@
+"""Where rows live: append-only slabs, segments that point into them, and the byte budget.
+
+A slab is written by one session from front to back and never changed afterwards, so readers need
+no lock: a segment only ever names rows that were complete when it was made. Freed memory is
+noticed through weak references to the arrays themselves, so a zero-copy view that someone still
+holds stays on the bill.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from routing_cache.digest import Digests
+from routing_cache.errors import BudgetError
+from routing_cache.provenance import Provenance
+from routing_cache.routed_experts import RowLayout, Rows
+
+_MAX_SLAB_BYTES = 4 << 20
+_GROWTH = 32  # a new slab adds at most this fraction (1/32) to what its session already holds
+
+
+class ByteMeter:
+    """Bytes of the tracked arrays that are still alive, whoever keeps them alive."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._next = 0
+        self._references: dict[int, weakref.ref[NDArray[Any]]] = {}
+        # Arrays may die in any thread; appending to a deque is atomic, subtracting is not.
+        self._freed: deque[tuple[int, int]] = deque()
+
+    def track(self, array: NDArray[Any]) -> None:
+        """Count ``array`` until it is garbage."""
+        ticket, num_bytes, freed = self._next, array.nbytes, self._freed
+        self._next += 1
+        self._bytes += num_bytes
+
+        def gone(_: weakref.ref[NDArray[Any]]) -> None:
+            freed.append((ticket, num_bytes))
+
+        self._references[ticket] = weakref.ref(array, gone)
+
+    @property
+    def num_bytes(self) -> int:
+        while self._freed:
+            ticket, num_bytes = self._freed.popleft()
+            del self._references[ticket]
+            self._bytes -= num_bytes
+        return self._bytes
+
+
+class Slab:
+    """``rows`` ``[capacity, L, K]`` and their ``digests`` ``[capacity]``, filled from the front."""
+
+    __slots__ = ("__weakref__", "digests", "open", "pins", "rows", "spilled", "used")
+
+    def __init__(self, rows: Rows, digests: Digests | None) -> None:
+        self.rows = rows
+        self.digests = digests
+        self.used = 0
+        self.pins = 0  # open sessions and leases that need it
+        self.open = True  # a session still appends to it
+        self.spilled = False
+
+
+class Segment(NamedTuple):
+    """Rows of tokens ``[start, stop)`` of a sequence, by reference. Immutable."""
+
+    start: int
+    stop: int
+    slab: Slab
+    offset: int  # row index in the slab of token ``start``
+    provenance: Provenance
+    has_missing: bool  # some row in it, or in the segment it was cut from, may be missing
+
+    @property
+    def rows(self) -> Rows:
+        """Read-only zero-copy view ``[stop - start, L, K]``."""
+        view = self.slab.rows[self.offset : self.offset + self.stop - self.start]
+        view.flags.writeable = False
+        return view
+
+    @property
+    def digests(self) -> Digests | None:
+        if self.slab.digests is None:
+            return None
+        return self.slab.digests[self.offset : self.offset + self.stop - self.start]
+
+    def clip(self, start: int, stop: int) -> Segment:
+        """The part inside ``[start, stop)``, which must not be empty."""
+        if start <= self.start and stop >= self.stop:
+            return self
+        low, high = max(start, self.start), min(stop, self.stop)
+        return self._replace(start=low, stop=high, offset=self.offset + low - self.start)
+
+
+def clip_all(segments: Iterable[Segment], start: int, stop: int) -> list[Segment]:
+    """The parts of ``segments`` inside ``[start, stop)``."""
+    return [s.clip(start, stop) for s in segments if s.start < stop and s.stop > start]
+
+
+def overlay(base: list[Segment], extra: list[Segment]) -> list[Segment]:
+    """``base`` with its gaps filled from ``extra``; both sorted and free of overlaps."""
+    if not base:
+        return list(extra)
+    result: list[Segment] = []
+    position = 0
+    for segment in base:
+        result += clip_all(extra, position, segment.start)
+        result.append(segment)
+        position = segment.stop
+    result += clip_all(extra, position, max(position, extra[-1].stop if extra else 0))
+    return result
+
+
+def contiguous_from(segments: list[Segment], position: int) -> list[Segment]:
+    """The leading part of sorted ``segments`` that covers ``position`` onwards without a gap."""
+    result: list[Segment] = []
+    for segment in segments:
+        if segment.stop <= position:
+            continue
+        if segment.start > position:
+            break
+        result.append(segment.clip(position, segment.stop))
+        position = segment.stop
+    return result
+
+
+class RowStore:
+    """Allocates slabs inside a byte budget, pins what is needed and spills to files."""
+
+    def __init__(
+        self,
+        layout: RowLayout,
+        *,
+        budget_bytes: int | None,
+        spill_dir: Path | None,
+        with_digests: bool,
+    ) -> None:
+        self.layout = layout
+        self.budget_bytes = budget_bytes
+        self.with_digests = with_digests
+        self._spill_dir = spill_dir
+        self._memory = ByteMeter()
+        self._files = ByteMeter()
+        self._lock = threading.Lock()
+        self._slabs: weakref.WeakSet[Slab] = weakref.WeakSet()
+        self.num_spills = 0
+        self.num_leases = 0
+
+    @property
+    def slab_row_bytes(self) -> int:
+        """Bytes that one row costs in a slab."""
+        return self.layout.row_bytes + (8 if self.with_digests else 0)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of rows and digests in memory."""
+        return self._memory.num_bytes
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Bytes of rows in files."""
+        return self._files.num_bytes
+
+    def allocate(self, num_rows: int) -> Slab:
+        """A new open slab for ``num_rows`` rows. Reserve the bytes first."""
+        shape = (num_rows, self.layout.num_moe_layers, self.layout.moe_top_k)
+        rows = np.empty(shape, self.layout.dtype)
+        self._memory.track(rows)
+        digests = None
+        if self.with_digests:
+            digests = np.empty(num_rows, np.uint64)
+            self._memory.track(digests)
+        slab = Slab(rows, digests)
+        self._slabs.add(slab)
+        return slab
+
+    def adopt_array(self, rows: Rows, digests: Digests | None) -> Slab:
+        """A full, closed slab around existing arrays (canonical rows), counted from now on."""
+        slab = Slab(rows, digests)
+        slab.used, slab.open = len(rows), False
+        self._memory.track(rows)
+        if digests is not None:
+            self._memory.track(digests)
+        self._slabs.add(slab)
+        return slab
+
+    def pin(self, slabs: Iterable[Slab]) -> None:
+        with self._lock:
+            for slab in slabs:
+                slab.pins += 1
+
+    def unpin(self, slabs: Iterable[Slab]) -> None:
+        """Any thread may give a pin back."""
+        with self._lock:
+            for slab in slabs:
+                slab.pins -= 1
+
+    def reserve(
+        self, num_bytes: int, other_bytes: Callable[[], int], evict_one: Callable[[], bool]
+    ) -> None:
+        """Make room for ``num_bytes``: evict while that helps, then spill, else refuse.
+
+        ``other_bytes`` is what the caller holds besides slabs; ``evict_one`` drops the least
+        recently used entry that nothing pins and says whether there was one.
+
+        Raises:
+            BudgetError: everything left is needed and may not, or can not, go to a file.
+        """
+        if self.budget_bytes is None:
+            return
+
+        def over() -> int:
+            assert self.budget_bytes is not None
+            return self.memory_bytes + other_bytes() + num_bytes - self.budget_bytes
+
+        while over() > 0:
+            if not evict_one() and not self._spill_one():
+                raise BudgetError(
+                    "no room for new rows: what is left is held by open sessions and leases",
+                    got=f"{over()} bytes too many (+{num_bytes} asked)",
+                    expected=f"budget_bytes={self.budget_bytes}",
+                    fix="release leases, close sessions, raise budget_bytes"
+                    + ("" if self._spill_dir else " or set spill_dir"),
+                )
+
+    def _spill_one(self) -> bool:
+        """Move the largest pinned, completed slab to a file; False when there is none."""
+        if self._spill_dir is None:
+            return False
+        candidates = [s for s in self._slabs if s.pins and not s.open and not s.spilled]
+        if not candidates:
+            return False
+        self.spill(max(candidates, key=lambda slab: slab.rows.nbytes))
+        return True
+
+    def spill(self, slab: Slab) -> None:
+        """Replace a completed slab's rows by a read-only mapping of a nameless file.
+
+        Readers that took the array before go on with it; segments see the mapping. The file is
+        unlinked at once, so that not even a killed process leaves it behind.
+        """
+        assert self._spill_dir is not None
+        self._spill_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self._spill_dir, suffix=".rows") as file:
+            used = np.ascontiguousarray(slab.rows[: slab.used])
+            file.write(used.data)
+            file.flush()
+            mapped = np.memmap(file.name, dtype=used.dtype, mode="r", shape=used.shape)
+        self._files.track(mapped)
+        # A plain attribute store: a reader sees the old array or the new one, both complete.
+        slab.rows = mapped
+        slab.spilled = True
+        self.num_spills += 1
+
+
+class SlabWriter:
+    """Appends one session's rows to slabs that grow with the session."""
+
+    def __init__(self, store: RowStore) -> None:
+        self._store = store
+        self._slab: Slab | None = None
+        self._written = 0
+
+    def bytes_needed(self, num_rows: int) -> int:
+        """What :meth:`append` would allocate for ``num_rows`` more rows."""
+        missing_rows = num_rows - self._room
+        return self._capacity(missing_rows) * self._store.slab_row_bytes if missing_rows > 0 else 0
+
+    @property
+    def _room(self) -> int:
+        return 0 if self._slab is None else len(self._slab.rows) - self._slab.used
+
+    def _capacity(self, num_rows: int) -> int:
+        grown = min(self._written // _GROWTH, _MAX_SLAB_BYTES // self._store.slab_row_bytes)
+        return max(num_rows, grown)
+
+    def append(
+        self,
+        rows: Rows,
+        digests: Digests | None,
+        *,
+        start: int,
+        provenance: Provenance,
+        has_missing: bool,
+        more_rows: int = 0,
+    ) -> list[Segment]:
+        """Copy ``rows`` ``[T, L, K]`` for tokens from ``start``; ``more_rows`` will follow."""
+        segments: list[Segment] = []
+        done = 0
+        while done < len(rows):
+            if self._room == 0:
+                self.seal()
+                self._slab = self._store.allocate(self._capacity(len(rows) - done + more_rows))
+            slab = self._slab
+            assert slab is not None
+            count = min(self._room, len(rows) - done)
+            slab.rows[slab.used : slab.used + count] = rows[done : done + count]
+            if slab.digests is not None and digests is not None:
+                slab.digests[slab.used : slab.used + count] = digests[done : done + count]
+            segments.append(
+                Segment(
+                    start + done, start + done + count, slab, slab.used, provenance, has_missing
+                )
+            )
+            slab.used += count
+            done += count
+        self._written += len(rows)
+        return segments
+
+    def seal(self) -> None:
+        """Nothing more goes into the current slab; it may be spilled from now on."""
+        if self._slab is not None:
+            self._slab.open = False
+            self._slab = None

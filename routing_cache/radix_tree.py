@@ -1,0 +1,216 @@
+"""A radix tree over token ids that knows nothing of its payload.
+
+Edges are ``bytes`` of little-endian int32 token ids, so a whole edge is compared with one memcmp
+(``key.startswith(edge, offset)``). A position is a pair (node, tokens from the root), inside the
+node's edge or at its end.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+
+import numpy as np
+
+TOKEN_BYTES = 4
+# An unbranched tail grows in place up to this size: fewer nodes to walk, yet small enough to
+# copy on every turn and to evict piecewise.
+_MAX_GROWN_EDGE_BYTES = 16 << 10
+# CPython's cost of a node: object, children dict, edge and payload headers, LRU entry.
+NODE_BYTES = 640
+
+
+class Payload(Protocol):
+    """What a node carries for the tokens of its edge."""
+
+    def split(self, at: int) -> Self:
+        """Keep what belongs to tokens before ``at``; return the rest. Mutates."""
+        ...
+
+
+P = TypeVar("P", bound=Payload)
+
+
+class Node(Generic[P]):
+    """Tokens ``[start, end)`` of every sequence that passes through it."""
+
+    __slots__ = ("__weakref__", "children", "edge", "parent", "payload", "start")
+
+    def __init__(self, edge: bytes, start: int, parent: Node[P] | None, payload: P) -> None:
+        self.edge = edge
+        self.start = start
+        self.parent = parent
+        self.payload = payload
+        self.children: dict[bytes, Node[P]] = {}
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.edge) // TOKEN_BYTES
+
+
+class Position(NamedTuple, Generic[P]):
+    """A place in the tree: ``num_tokens`` from the root, inside ``node`` or at its end."""
+
+    node: Node[P]
+    num_tokens: int
+
+
+class NodeLru(Generic[P]):
+    """Nodes of several trees, least recently used first, and their bytes.
+
+    A node is always more recent than its children, so the oldest one is a leaf unless its
+    children cannot go.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: OrderedDict[Node[P], None] = OrderedDict()
+        self.edge_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self.edge_bytes + NODE_BYTES * len(self.nodes)
+
+    def add(self, node: Node[P]) -> None:
+        self.nodes[node] = None
+        self.edge_bytes += len(node.edge)
+
+    def touch(self, node: Node[P]) -> None:
+        """Mark the path from the root to ``node`` as used."""
+        while node.parent is not None:
+            self.nodes.move_to_end(node)
+            node = node.parent
+
+    def remove(self, node: Node[P]) -> None:
+        """Cut a childless ``node`` off its tree."""
+        assert node.parent is not None
+        assert not node.children
+        del node.parent.children[node.edge[:TOKEN_BYTES]]
+        node.parent = None
+        del self.nodes[node]
+        self.edge_bytes -= len(node.edge)
+
+
+def common_prefix_bytes(key: bytes, offset: int, edge: bytes) -> int:
+    """Length in bytes, whole tokens, of the common prefix of ``key[offset:]`` and ``edge``."""
+    limit = min(len(key) - offset, len(edge))
+    done, step = 0, 64
+    while done < limit:
+        step = min(step, limit - done)
+        if key[offset + done : offset + done + step] != edge[done : done + step]:
+            left = np.frombuffer(key, np.int32, step // TOKEN_BYTES, offset + done)
+            right = np.frombuffer(edge, np.int32, step // TOKEN_BYTES, done)
+            return done + TOKEN_BYTES * int(np.argmax(left != right))
+        done += step
+        step *= 4
+    return limit
+
+
+class RadixTree(Generic[P]):
+    """One root. ``empty`` is the payload class's constructor for a new node."""
+
+    def __init__(self, empty: type[P], lru: NodeLru[P]) -> None:
+        self._empty = empty
+        self._lru = lru
+        self.root: Node[P] = Node(b"", 0, None, empty())
+
+    def is_live(self, node: Node[P]) -> bool:
+        """Whether ``node`` is still part of a tree."""
+        return node.parent is not None or node is self.root
+
+    def walk(self, key: bytes, at: Position[P] | None = None, offset: int = 0) -> Position[P]:
+        """Follow ``key[offset:]`` from ``at`` (default: the root) as far as it goes."""
+        node, num_tokens = at if at is not None else (self.root, 0)
+        done, size = offset, len(key)
+        inside = (num_tokens - node.start) * TOKEN_BYTES
+        if inside < len(node.edge):
+            common = common_prefix_bytes(key, done, node.edge[inside:])
+            done += common
+            if inside + common < len(node.edge):
+                return Position(node, num_tokens + common // TOKEN_BYTES)
+        while done < size:
+            child = node.children.get(key[done : done + TOKEN_BYTES])
+            if child is None:
+                break
+            node = child
+            if key.startswith(child.edge, done):
+                done += len(child.edge)
+                continue
+            done += common_prefix_bytes(key, done, child.edge)
+            break
+        return Position(node, num_tokens + (done - offset) // TOKEN_BYTES)
+
+    def insert(self, key: bytes, at: Position[P], offset: int = 0) -> Position[P]:
+        """Make ``key[offset:]`` below ``at`` exist; returns where it ends. Mutates the tree.
+
+        Known tokens change nothing; a node is split exactly where new tokens leave its edge.
+        """
+        node, num_tokens = self.walk(key, at, offset)
+        done = offset + (num_tokens - at.num_tokens) * TOKEN_BYTES
+        if done == len(key):
+            return Position(node, num_tokens)
+        if num_tokens < node.end:
+            node = self._split(node, num_tokens)
+        rest = key[done:]
+        end = num_tokens + len(rest) // TOKEN_BYTES
+        grown = len(node.edge) + len(rest)
+        if node.parent is not None and not node.children and grown <= _MAX_GROWN_EDGE_BYTES:
+            node.edge += rest
+            self._lru.edge_bytes += len(rest)
+        else:
+            child = Node(rest, num_tokens, node, self._empty())
+            node.children[rest[:TOKEN_BYTES]] = child
+            self._lru.add(child)
+            node = child
+        return Position(node, end)
+
+    def _split(self, node: Node[P], at: int) -> Node[P]:
+        """Cut ``node`` before token ``at``; the new upper half is returned.
+
+        The lower half keeps the object, so positions at its end stay valid; :meth:`settle`
+        repairs those that pointed into the upper half.
+        """
+        parent = node.parent
+        assert parent is not None
+        cut = (at - node.start) * TOKEN_BYTES
+        upper = Node(node.edge[:cut], node.start, parent, node.payload)
+        node.payload = upper.payload.split(at)
+        parent.children[upper.edge[:TOKEN_BYTES]] = upper
+        self._lru.edge_bytes -= cut
+        node.edge = node.edge[cut:]
+        node.start = at
+        node.parent = upper
+        upper.children[node.edge[:TOKEN_BYTES]] = node
+        self._lru.add(upper)
+        return upper
+
+    def settle(self, position: Position[P]) -> Position[P] | None:
+        """``position`` after splits by others; None when its node was evicted."""
+        node = position.node
+        if not self.is_live(node):
+            return None
+        while position.num_tokens <= node.start and node.parent is not None:
+            node = node.parent
+        return Position(node, position.num_tokens)
+
+    def path(self, node: Node[P]) -> list[Node[P]]:
+        """Nodes from the root's child down to ``node``."""
+        nodes: list[Node[P]] = []
+        current = node
+        while current.parent is not None:
+            nodes.append(current)
+            current = current.parent
+        nodes.reverse()
+        return nodes
+
+    def nodes(self) -> Iterator[Node[P]]:
+        """All nodes but the root, parents before children."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def key(self, node: Node[P]) -> bytes:
+        """The whole key from the root to the end of ``node``."""
+        return b"".join(step.edge for step in self.path(node))

@@ -1,0 +1,292 @@
+"""The row array: which experts a router chose, ``[T, L, K]``, and how it is checked.
+
+Axis letters: T tokens, L MoE layers, K experts per token, E experts.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from routing_cache.errors import LayoutError
+
+Rows = NDArray[np.unsignedinteger]  # [T, L, K] uint8 or uint16
+Mask = NDArray[np.bool_]  # [T]
+TokenIds = NDArray[np.int32]  # [T]
+
+_MAX_EXPERTS = 65535  # uint16 with one value kept for the missing mark
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """What a routing row of one model looks like.
+
+    The dtype follows from the number of experts, never from the ids that happen to occur, and
+    keeps one value free as the missing mark.
+
+    Args:
+        num_hidden_layers: layers of the model, dense ones included.
+        moe_layers: global 0-based numbers of the MoE layers, ascending.
+        num_experts: routed experts of a layer (E).
+        moe_top_k: experts per token (K).
+
+    Example:
+        >>> RowLayout(48, tuple(range(48)), num_experts=128, moe_top_k=8).row_bytes
+        384
+    """
+
+    num_hidden_layers: int
+    moe_layers: tuple[int, ...]
+    num_experts: int
+    moe_top_k: int
+
+    def __post_init__(self) -> None:
+        layers = tuple(int(layer) for layer in self.moe_layers)
+        object.__setattr__(self, "moe_layers", layers)
+        if not layers or list(layers) != sorted(set(layers)):
+            raise LayoutError(
+                "moe_layers must be distinct and ascending",
+                got=layers,
+                expected="at least one global layer number, e.g. (1, 2, 3)",
+            )
+        if layers[0] < 0 or layers[-1] >= self.num_hidden_layers:
+            raise LayoutError(
+                "moe_layers names a layer that the model does not have",
+                got=layers,
+                expected=f"numbers in [0, {self.num_hidden_layers})",
+            )
+        if not 1 <= self.num_experts <= _MAX_EXPERTS:
+            raise LayoutError(
+                "num_experts is out of range",
+                got=self.num_experts,
+                expected=f"1 to {_MAX_EXPERTS}",
+            )
+        if not 1 <= self.moe_top_k <= self.num_experts:
+            raise LayoutError(
+                "moe_top_k is out of range",
+                got=self.moe_top_k,
+                expected=f"1 to num_experts={self.num_experts}",
+            )
+
+    @cached_property
+    def num_moe_layers(self) -> int:
+        """L."""
+        return len(self.moe_layers)
+
+    @cached_property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """uint8 up to 255 experts, uint16 above."""
+        return np.dtype(np.uint8 if self.num_experts <= 255 else np.uint16)
+
+    @cached_property
+    def missing(self) -> int:
+        """The mark of an id that is not known: the dtype's largest value, never a valid id."""
+        return int(np.iinfo(self.dtype).max)
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of one row in memory, L * K * itemsize."""
+        return self.num_moe_layers * self.moe_top_k * self.dtype.itemsize
+
+    @cached_property
+    def _moe_index(self) -> NDArray[np.intp]:
+        return np.array(self.moe_layers, dtype=np.intp)
+
+    def select(self, rows: NDArray[np.integer]) -> NDArray[np.integer]:
+        """MoE layers of ``rows``, dtype kept: ``[T, num_hidden_layers or L, K]`` to ``[T, L, K]``.
+
+        The width decides alone; layers are mapped by their global number, so dense layers in
+        front or in between never shift a neighbour's rows. A view where the width is L.
+
+        Raises:
+            LayoutError: any other width, another K, another rank, or not an integer dtype.
+        """
+        shape = rows.shape
+        widths = {self.num_hidden_layers, self.num_moe_layers}
+        if len(shape) != 3 or shape[2] != self.moe_top_k or shape[1] not in widths:
+            raise LayoutError(
+                "routing rows do not fit the model",
+                got=shape,
+                expected=f"[T, {' or '.join(map(str, sorted(widths)))}, {self.moe_top_k}]",
+                fix="check the layer map and moe_top_k against the engine's model",
+            )
+        if rows.dtype.kind not in "iu":
+            raise LayoutError(
+                "routing rows must be integers", got=rows.dtype, expected="int or uint"
+            )
+        if shape[1] == self.num_moe_layers:
+            return rows
+        return rows[:, self._moe_index]
+
+    def narrow(self, rows: NDArray[np.integer]) -> Rows:
+        """``rows`` in this layout's dtype, C-contiguous; ids out of range become the missing mark.
+
+        Raises:
+            LayoutError: the incoming dtype is too narrow for this many experts, so that ids have
+                wrapped already.
+        """
+        if rows.dtype == self.dtype:
+            return np.ascontiguousarray(rows, dtype=self.dtype)
+        if np.iinfo(rows.dtype).max < self.num_experts - 1:
+            raise LayoutError(
+                f"{rows.dtype} cannot hold the ids of {self.num_experts} experts",
+                got=rows.dtype,
+                expected=f"a dtype that holds {self.num_experts - 1}",
+                fix="the ids have wrapped on the way; widen the dtype where they are captured",
+            )
+        narrow = rows.astype(self.dtype)
+        outside = (rows < 0) | (rows >= self.num_experts)
+        if outside.any():
+            narrow[outside] = self.missing
+        return np.ascontiguousarray(narrow)
+
+    def canonical(self, rows: NDArray[np.integer]) -> Rows:
+        """:meth:`select` then :meth:`narrow`: what the cache stores, ``[T, L, K]``."""
+        return self.narrow(self.select(rows))
+
+
+class RowCheck(NamedTuple):
+    """Outcome of :func:`check_rows`; a mask is None when no row has it."""
+
+    bad: Mask | None  # [T] out-of-range or repeated ids
+    missing: Mask | None  # [T] every id is the missing mark
+
+    @property
+    def num_bad(self) -> int:
+        return 0 if self.bad is None else int(np.count_nonzero(self.bad))
+
+    @property
+    def num_missing(self) -> int:
+        return 0 if self.missing is None else int(np.count_nonzero(self.missing))
+
+
+_CLEAN = RowCheck(None, None)
+
+
+def check_rows(rows: Rows, layout: RowLayout) -> RowCheck:
+    """Which rows of a canonical ``[T, L, K]`` block cannot be trusted.
+
+    A row is *missing* when all of its ids are the missing mark, *bad* when an id is out of range
+    or a layer's K ids are not distinct. Dense layers are not in the block and so never judged.
+    """
+    if rows.size == 0:
+        return _CLEAN
+    if int(np.maximum.reduce(rows, axis=None)) < layout.num_experts and _surely_distinct(
+        rows, layout
+    ):
+        return _CLEAN
+    flat = rows.reshape(len(rows), -1)
+    missing = (flat == layout.missing).all(axis=1)
+    bad = (flat >= layout.num_experts).any(axis=1) & ~missing
+    # Only rows in range can be judged by their ids; sorting puts equal ids side by side.
+    candidates = np.flatnonzero(~(missing | bad))
+    for part in np.array_split(candidates, max(1, len(candidates) // 4096)):
+        ids = np.sort(rows[part], axis=2)
+        bad[part] = (ids[:, :, 1:] == ids[:, :, :-1]).any(axis=(1, 2))
+    return RowCheck(bad if bad.any() else None, missing if missing.any() else None)
+
+
+class _Scratch(threading.local):
+    """Work buffers that stay allocated: fresh ones cost more in page faults than the check."""
+
+    def __init__(self) -> None:
+        self.ids = np.empty(0, np.uint8)
+        self.differences = np.empty(0, np.uint8)
+
+    def take(self, num_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        if len(self.ids) < num_bytes:
+            self.ids = np.empty(num_bytes, np.uint8)
+            self.differences = np.empty(num_bytes, np.uint8)
+        return self.ids[:num_bytes], self.differences[:num_bytes]
+
+
+_scratch = _Scratch()
+_CHUNK_BYTES = 1 << 19
+
+
+def _surely_distinct(rows: Rows, layout: RowLayout) -> bool:
+    """Whether all ids of every set differ; all ids are in range. False asks for the slow check.
+
+    Works on the flat array, because a loop over K-wide rows would cost a hundred times more:
+    element i is compared with element i+d for d < K. Comparisons that cross into the next set
+    must not count, so every other set gets the dtype's top bit, which no id of a model with at
+    most half the dtype's range uses.
+    """
+    k = layout.moe_top_k
+    if k == 1:
+        return True
+    info = np.iinfo(rows.dtype)
+    if layout.num_experts > info.max // 2 + 1:
+        wider = np.uint16 if rows.dtype.itemsize == 1 else np.uint32
+        chunk = max(1, _CHUNK_BYTES // layout.row_bytes)
+        return all(
+            _flat_distinct(rows[at : at + chunk].astype(wider).reshape(-1), k)
+            for at in range(0, len(rows), chunk)
+        )
+    flat = rows.reshape(-1)
+    step = max(2 * k, _CHUNK_BYTES // flat.itemsize // (2 * k) * 2 * k)
+    return all(_flat_distinct(flat[at : at + step], k) for at in range(0, len(flat), step))
+
+
+def _flat_distinct(flat: NDArray[np.unsignedinteger], k: int) -> bool:
+    raw_ids, raw_differences = _scratch.take(flat.nbytes)
+    ids = raw_ids.view(flat.dtype)
+    differences = raw_differences.view(flat.dtype)
+    np.copyto(ids, flat)
+    top_bit = 1 << (8 * flat.itemsize - 1)
+    odd = ids.reshape(-1, k)[1::2]
+    set_bytes = k * flat.itemsize
+    if set_bytes == 8:
+        words = ids.view(np.uint64)[1::2]
+        mask = np.uint64(0x8080808080808080 if flat.itemsize == 1 else 0x8000800080008000)
+        np.bitwise_or(words, mask, out=words)
+    else:
+        np.bitwise_or(odd, flat.dtype.type(top_bit), out=odd)
+    for distance in range(1, k):
+        part = differences[distance:]
+        np.bitwise_xor(ids[:-distance], ids[distance:], out=part)
+        if len(part) and not np.minimum.reduce(part):
+            return False
+    return True
+
+
+def spread_rows(num_rows: int, layout: RowLayout, *, first: int = 0) -> Rows:
+    """Valid rows for padding tokens, ``[num_rows, L, K]``, spread evenly over the experts.
+
+    A token dispatcher needs K distinct ids in range for every token it sees, padding included;
+    filling them all alike would send the padding to one expert-parallel rank. ``first`` is the
+    number of padding rows made before, so that several calls stay even together.
+    """
+    k, experts = layout.moe_top_k, layout.num_experts
+    token = np.arange(first, first + num_rows, dtype=np.int64)[:, None, None]
+    layer = np.arange(layout.num_moe_layers, dtype=np.int64)[None, :, None]
+    slot = np.arange(k, dtype=np.int64)[None, None, :]
+    return ((token * k + layer + slot) % experts).astype(layout.dtype)
+
+
+def as_token_ids(token_ids: object) -> TokenIds:
+    """``token_ids`` as a contiguous int32 vector; arrays are taken as they are, lists converted.
+
+    Raises:
+        LayoutError: not one-dimensional, not integers, or out of int32.
+    """
+    ids = np.asarray(token_ids)
+    if ids.dtype == np.int32 and ids.ndim == 1:
+        return np.ascontiguousarray(ids, dtype=np.int32)
+    if ids.size == 0 and ids.ndim == 1:
+        return np.empty(0, np.int32)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise LayoutError(
+            "token ids must be a vector of integers",
+            got=f"{ids.dtype} {ids.shape}",
+            expected="int32 [T]",
+        )
+    low, high = int(ids.min()), int(ids.max())
+    if low < -(2**31) or high >= 2**31:
+        raise LayoutError("token ids do not fit int32", got=(low, high), expected="int32")
+    return ids.astype(np.int32)

@@ -1,0 +1,46 @@
+"""What a tree node knows: the row segments of its tokens, possibly with gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from routing_cache.memory import Segment, overlay
+
+
+class RowIndex:
+    """Sorted, non-overlapping segments inside one node's token range."""
+
+    __slots__ = ("segments",)
+
+    def __init__(self) -> None:
+        self.segments: list[Segment] = []
+
+    def split(self, at: int) -> RowIndex:
+        """Keep rows before token ``at``; return the rest. Mutates."""
+        rest = RowIndex()
+        rest.segments = [s.clip(at, s.stop) for s in self.segments if s.stop > at]
+        self.segments = [s.clip(s.start, at) for s in self.segments if s.start < at]
+        return rest
+
+    def put(self, segment: Segment) -> None:
+        """Make ``segment`` the known rows of its range, replacing what it covers. Mutates."""
+        if not self.segments or self.segments[-1].stop <= segment.start:
+            self.segments.append(segment)
+        else:
+            self.segments = overlay([segment], self.segments)
+
+    def known_until(self, position: int) -> int:
+        """End of the rows that follow ``position`` without a gap."""
+        for segment in self.segments:
+            if segment.start > position:
+                break
+            position = max(position, segment.stop)
+        return position
+
+    def is_pinned(self) -> bool:
+        """Whether an open session or a lease needs any of the slabs in here."""
+        return any(s.slab.pins for s in self.segments)
+
+    def extend(self, segments: Iterable[Segment]) -> None:
+        """Append segments that follow everything in here. Mutates."""
+        self.segments.extend(segments)
