@@ -24,6 +24,29 @@ class CapacityError(EngineError):
     """A request does not fit the engine: context or session limit."""
 
 
+class EngineSetupError(EngineError):
+    """An engine server is not set up for what is asked of it; ``problems``: one line each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problems))
+
+    def __reduce__(self) -> tuple[type["EngineSetupError"], tuple[list[str]]]:
+        return type(self), (self.problems,)
+
+
+class EngineUnavailableError(EngineError):
+    """An engine does not answer: down, restarting or out of reach. Another one may."""
+
+
+class EngineReplyError(EngineError):
+    """A reply cannot be trusted: rows, ids or weight version are not those of the request."""
+
+
+class EngineAbortedError(EngineError):
+    """A request was ended by the engine or by us before it was done; nothing of it is used."""
+
+
 class ReplayError(AgentRLError):
     """Recorded routing cannot be replayed as asked: rows missing, damaged or of another model."""
 
