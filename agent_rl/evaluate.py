@@ -6,18 +6,22 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agent_rl.assemble import Assembly
+from agent_rl.assemble import Rollout, collect_heldout
 from agent_rl.metrics.rollout import resolve_rate
 from agent_rl.metrics.summary import Evaluation
 from agent_rl.types import Group, Trajectory
+from envs.base import Task
 
 
 async def evaluate(
-    parts: Assembly, *, on_progress: Callable[[int, int], None] | None = None
+    rollout: Rollout,
+    heldout: Sequence[Task],
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """Resolve rate of the engine's current weights on the held-out tasks of the configuration."""
-    groups = await parts.collect_heldout(on_progress)
-    families = {task.task_id: task.metadata.get("family", "all") for task in parts.heldout}
+    """Resolve rate of the engine's current weights on ``heldout``."""
+    groups = await collect_heldout(rollout, heldout, on_progress)
+    families = {task.task_id: task.metadata.get("family", "all") for task in heldout}
     result = summarize_evaluation(groups, families)
     for trajectory in (t for group in groups for t in group.trajectories):
         if trajectory.routed_experts is not None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from agent_rl.config import RunConfig
 from agent_rl.trainer.advantage import ADVANTAGES
-from agent_rl.types import Group, Trajectory, TrainSample
+from agent_rl.types import Group, TrainSample, Trajectory
 
 
 def build_samples(groups: Sequence[Group], config: RunConfig) -> list[TrainSample]:

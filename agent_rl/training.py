@@ -1,4 +1,4 @@
-"""A whole training run: evaluate, train, evaluate again, and leave a folder that explains itself."""
+"""A whole training run: evaluate, train, evaluate again, leave a folder that explains itself."""
 
 from __future__ import annotations
 
@@ -58,9 +58,7 @@ class _TrainingRun:
         self, config: RunConfig, folder: RunFolder, display: Display, parts: Assembly
     ) -> None:
         self._config, self._folder, self._display, self._parts = config, folder, display, parts
-        self._checkpoints = CheckpointStore(
-            folder.checkpoints, keep_last=config.train.keep_last, note=display.note
-        )
+        self._checkpoints = CheckpointStore(folder.checkpoints, keep_last=config.train.keep_last)
         self._step = 0  # the last completed one
         self._version = 0  # the trainer's version at its end
         self._saved_step = -1
@@ -68,10 +66,12 @@ class _TrainingRun:
 
     async def restore(self) -> int:
         """Load the newest verified checkpoint; returns the first step to run."""
-        newest = self._checkpoints.newest()
+        newest = self._checkpoints.latest()
         if newest is not None:
+            for skipped in newest.skipped:
+                self._display.note(f"checkpoint {skipped.name} not used: {skipped.reason}")
             trainer = self._parts.loop.trainer
-            trainer.load(newest.path)
+            trainer.load(newest.folder)
             await self._parts.loop.engine.load_weights(
                 trainer.publish_weights(), trainer.weight_version
             )
@@ -108,7 +108,8 @@ class _TrainingRun:
         if file.exists():
             return evaluation_from_json(orjson.loads(file.read_bytes()))
         result = await evaluate(
-            self._parts,
+            self._parts.rollout,
+            self._parts.heldout,
             on_progress=lambda n, m: self._display.activity(f"evaluating ({name})", n, m),
         )
         write_aside(file, orjson.dumps(asdict(result), option=orjson.OPT_INDENT_2) + b"\n")

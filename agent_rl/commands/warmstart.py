@@ -29,9 +29,7 @@ def warmstart_command(folder: Path, seed: int, num_demos: int) -> None:
     with Progress(*columns, console=console) as progress:
         tasks = [progress.add_task(f"stage {n}", total=None, note="") for n in (1, 2)]
 
-        def report(
-            stage: int, step: int, num_steps: int, loss: float, tokens_per_s: float
-        ) -> None:
+        def report(stage: int, step: int, num_steps: int, loss: float, tokens_per_s: float) -> None:
             note = f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s"
             progress.update(tasks[stage - 1], completed=step, total=num_steps, note=note)
 

@@ -1,0 +1,41 @@
+"""``agent-rl doctor``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from agent_rl.config_io import load_config
+from agent_rl.doctor import Check, check_config, check_machine
+
+_COLOURS = {"ok": "green", "warning": "yellow", "missing": "red"}
+
+
+def doctor_command(config_path: Path | None, overrides: Sequence[str]) -> None:
+    """Print every check; exit 1 when something that is needed is missing."""
+    console = Console()
+    checks = check_machine()
+    console.print(_table("this machine", checks))
+    if config_path is not None:
+        needs = check_config(load_config(config_path, overrides))
+        console.print(_table(str(config_path), needs))
+        checks += needs
+    missing = [check.name for check in checks if check.verdict == "missing"]
+    if missing:
+        console.print(f"missing: {', '.join(missing)}", style="red")
+        sys.exit(1)
+    console.print("ready" if config_path else "ready: agent-rl train configs/repair_tiny.yaml")
+
+
+def _table(title: str, checks: Sequence[Check]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in ("what", "verdict", "detail", "advice"):
+        table.add_column(column, overflow="fold")
+    for check in checks:
+        colour = _COLOURS[check.verdict]
+        table.add_row(check.name, f"[{colour}]{check.verdict}[/]", check.detail, check.advice)
+    return table

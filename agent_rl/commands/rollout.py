@@ -1,0 +1,87 @@
+"""``agent-rl rollout``: one episode, for reading."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.syntax import Syntax
+from rich.table import Table
+
+from agent_rl.assemble import TASK_SOURCES, Rollout, assemble_rollout
+from agent_rl.commands.source import PolicySource, open_source
+from agent_rl.errors import ConfigError
+from agent_rl.interrupt import run_interruptible
+from agent_rl.rollout.agent import run_trajectory
+from agent_rl.types import Trajectory
+from envs.base import Task
+
+
+def rollout_command(path: Path, overrides: Sequence[str], number: int, seed: int) -> None:
+    """Play held-out task ``number`` once and show everything about it."""
+    console = Console()
+    source = open_source(path, overrides)
+    heldout = TASK_SOURCES[source.config.tasks.kind](source.config.tasks).heldout
+    if not 0 <= number < len(heldout):
+        raise ConfigError([f"--task: got {number}, expected 0 to {len(heldout) - 1}"])
+    task = heldout[number]
+    run_interruptible(_play(console, source, task, seed))
+
+
+async def _play(console: Console, source: PolicySource, task: Task, seed: int) -> None:
+    rollout = assemble_rollout(source.config, source.policy)
+    try:
+        trajectory = await run_trajectory(
+            rollout.environments.make(task),
+            rollout.engine,
+            rollout.routing,
+            rollout.renderer,
+            source.config.agent,
+            group_id="rollout",
+            member=0,
+            seed=seed,
+            executor=rollout.executor,
+            temperature=source.config.eval.temperature,
+        )
+        _show(console, source, task, trajectory, rollout)
+    finally:
+        await rollout.aclose()
+
+
+def _show(
+    console: Console, source: PolicySource, task: Task, trajectory: Trajectory, rollout: Rollout
+) -> None:
+    console.print(f"[bold]{task.task_id}[/]  policy: {source.description}", highlight=False)
+    console.print(Panel(task.issue, title="issue", title_align="left"), highlight=False)
+    focus = task.files[task.focus_path].decode(errors="replace")
+    console.print(Panel(Syntax(focus, "python"), title=task.focus_path, title_align="left"))
+    for number, turn in enumerate(trajectory.turns, 1):
+        console.print(f"[bold cyan]turn {number}[/]  {turn.action}", highlight=False)
+        if turn.observation:
+            console.print(turn.observation, style="dim", highlight=False, markup=False)
+    patch = trajectory.patch.decode(errors="replace") or "(no change)"
+    console.print(Panel(Syntax(patch, "diff"), title="patch", title_align="left"))
+    console.print(_facts(trajectory, rollout))
+
+
+def _facts(trajectory: Trajectory, rollout: Rollout) -> Table:
+    table = Table(show_header=False)
+    reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
+    table.add_row("reward", reward)
+    table.add_row("ended", f"{trajectory.status}, {trajectory.stop_reason}")
+    if trajectory.error:
+        table.add_row("error", trajectory.error)
+    for key, value in trajectory.details.items():
+        table.add_row(key.replace("_", " "), str(value))
+    sampled = int(trajectory.loss_mask.sum())
+    table.add_row("tokens", f"{len(trajectory.token_ids)}, {sampled} sampled")
+    requested = ", ".join(str(turn.rows_requested) for turn in trajectory.turns)
+    table.add_row("rows fetched a turn", requested)
+    if trajectory.routed_experts is not None:
+        _, present = trajectory.routed_experts.gather()
+        table.add_row("routing rows", f"{int(present.sum())} of {len(present) - 1}")
+    stats = rollout.routing.stats()
+    table.add_row("routing cache", f"{stats.held_bytes:,} bytes, {stats.rows_bad} bad rows")
+    return table
