@@ -18,7 +18,7 @@ from envs.sandbox.guest.literals import LiteralFormatError, Opaque, decode, same
 from envs.sandbox.guest.protocol import Reply
 from envs.sandbox.jobs_client import case_job, read_status
 from envs.sandbox.pool import SandboxPool
-from envs.testing import Failure, FailureKind, TestReport, TestStatus
+from envs.testing import Failure, FailureKind, SuiteReport, TestStatus
 
 _MAX_NAME = 64
 _MAX_REPR = 400
@@ -77,7 +77,7 @@ class CaseRunner:
         self._pool = pool
         self._timeout_s, self._cpu_s, self._cap = timeout_s, cpu_s, output_cap_bytes
 
-    def run(self, files: Mapping[str, bytes], test_files: Mapping[str, bytes]) -> TestReport:
+    def run(self, files: Mapping[str, bytes], test_files: Mapping[str, bytes]) -> SuiteReport:
         """Each test file in a sandbox of its own. Raises TaskError, InfrastructureError."""
         reports = [
             self._run_file(files, parse_case_file(path, data)) for path, data in test_files.items()
@@ -86,9 +86,10 @@ class CaseRunner:
         for report in reports:
             statuses.update(report.statuses)
         failure = next((report.failure for report in reports if report.failure), None)
-        return TestReport(statuses, failure, b"".join(report.log for report in reports))
+        log = b"".join(report.log for report in reports)
+        return SuiteReport(statuses, failure, log=log)
 
-    def _run_file(self, files: Mapping[str, bytes], tests: CaseFile) -> TestReport:
+    def _run_file(self, files: Mapping[str, bytes], tests: CaseFile) -> SuiteReport:
         request, body = case_job(
             files,
             tests.imports,
@@ -172,7 +173,7 @@ def read_answers(reply: Reply) -> Answers:
     return Answers(tuple(answers))
 
 
-def judge(cases: Sequence[Case], answers: Answers, ending: FailureKind) -> TestReport:
+def judge(cases: Sequence[Case], answers: Answers, ending: FailureKind) -> SuiteReport:
     """Compare answers with what was wanted. ``ending`` says why answers are missing, if any are."""
     statuses: dict[str, TestStatus] = {}
     first: Failure | None = None
@@ -186,7 +187,7 @@ def judge(cases: Sequence[Case], answers: Answers, ending: FailureKind) -> TestR
     lines = [f"{status} {name}" for name, status in statuses.items()]
     if first is not None:
         lines.append(f"first failure: {first}")
-    return TestReport(statuses, first, "".join(f"{line}\n" for line in lines).encode())
+    return SuiteReport(statuses, first, log="".join(f"{line}\n" for line in lines).encode())
 
 
 def _judge_one(case: Case, answers: Answers, index: int, ending: FailureKind) -> Failure | None:

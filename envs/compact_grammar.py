@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envs.errors import WorkspaceError
-from envs.grammar import MalformedActionError
-from envs.testing import TestReport
+from envs.grammar import SpokenCall
+from envs.testing import SuiteReport
 from envs.tools import (
     Done,
+    Invalid,
     Listing,
     Refused,
     ReplaceLines,
+    RunTests,
     Submit,
     Submitted,
-    Test,
     ToolBox,
     ToolCall,
     ToolResult,
@@ -47,30 +49,29 @@ class _Body:
 class CompactGrammar:
     """One parser in front of the tool box; holds no state."""
 
-    def parse(self, action: str, tools: ToolBox) -> tuple[ToolCall, ...]:
-        action = action.strip()
-        if action == "test":
-            return (Test(),)
-        if action == "submit":
-            return (Submit(),)
-        path = tools.task.focus_path
-        if action == "view":
-            body = find_body(_read(path, tools))
-            return (View(path, body.first, body.last),)
-        match = _REPLACE.fullmatch(action)
-        if match is None:
-            raise MalformedActionError("bad tool")
-        return (_replace(path, int(match[1]), match[2], find_body(_read(path, tools))),)
+    def parse(self, action: str, tools: ToolBox) -> tuple[SpokenCall, ...]:
+        return (SpokenCall(_parse(action.strip(), tools)),)
 
-    def render(self, results: tuple[ToolResult, ...]) -> str:
+    def render(self, calls: Sequence[SpokenCall], results: Sequence[ToolResult]) -> str:
         return "\n".join(_render(result) for result in results)
 
 
-def _read(path: str, tools: ToolBox) -> str:
+def _parse(action: str, tools: ToolBox) -> ToolCall:
+    if action == "test":
+        return RunTests()
+    if action == "submit":
+        return Submit()
+    match = _REPLACE.fullmatch(action)
+    if action != "view" and match is None:
+        return Invalid("bad tool")
+    path = tools.task.focus_path
     try:
-        return tools.workspace.read(path).decode("utf-8", "surrogateescape")
+        body = find_body(tools.workspace.read(path).decode("utf-8", "surrogateescape"))
     except WorkspaceError as error:
-        raise MalformedActionError("bad tool") from error
+        return Invalid(str(error))
+    if match is None:
+        return View(path, body.first, body.last)
+    return _replace(path, int(match[1]), match[2], body)
 
 
 def find_body(source: str) -> _Body:
@@ -128,17 +129,17 @@ def _render(result: ToolResult) -> str:
             )
         case Done():
             return "ok"
-        case TestReport():
+        case SuiteReport():
             return _render_report(result)
         case Submitted():
             return ""
-        case Refused() if "line" in result.reason:
+        case Refused(kind="lines"):
             return "bad line"
         case _:
             return "bad tool"
 
 
-def _render_report(report: TestReport) -> str:
+def _render_report(report: SuiteReport) -> str:
     failure = report.failure
     if failure is None:
         return "pass"

@@ -9,7 +9,17 @@ from envs.base import Score, Task
 from envs.errors import InfrastructureError, PatchError, TaskError
 from envs.patch_apply import apply_patch, touched_paths
 from envs.paths import is_protected
-from envs.testing import TestReport, TestRunner
+from envs.testing import SuiteReport, SuiteRunner
+
+
+def check_task(task: Task, runner: SuiteRunner) -> None:
+    """Raises TaskError unless the gold patch solves the task and the base commit does not."""
+    gold = grade(task, task.solution, runner)
+    if gold.reward != 1.0:
+        raise TaskError(f"the gold patch of {task.task_id} fails: got={gold.reason} expected=1.0")
+    base = runner.run(_sources(task), _judged_tests(task))
+    if _score(task, base, ()).reward == 1.0:
+        raise TaskError(f"{task.task_id} is solved as it stands: got=1.0 expected=a failing test")
 
 
 @dataclass(frozen=True)
@@ -21,7 +31,7 @@ class GradingTree:
     protected_touched: tuple[str, ...]
 
 
-def grade(task: Task, patch: bytes, runner: TestRunner) -> Score:
+def grade(task: Task, patch: bytes, runner: SuiteRunner) -> Score:
     """Judge ``patch``, and nothing else that the agent did. Never raises for infrastructure.
 
     The reward is 1 exactly when the hidden tests report the expected names, each with its
@@ -79,14 +89,16 @@ def _judged_tests(task: Task) -> dict[str, bytes]:
     return {path: available[path] for path in paths}
 
 
-def _score(task: Task, report: TestReport, touched: tuple[str, ...]) -> Score:
+def _score(task: Task, report: SuiteReport, touched: tuple[str, ...]) -> Score:
     right = sum(report.statuses.get(name) == wanted for name, wanted in task.expected.items())
     wrong = len(task.expected) - right
     unexpected = sorted(report.statuses.keys() - task.expected.keys())
-    solved = wrong == 0 and not unexpected
+    solved = report.complete and wrong == 0 and not unexpected
     reason = (
         "all tests as expected" if solved else f"{wrong} of {right + wrong} tests not as expected"
     )
+    if not report.complete:
+        reason += "; the test run broke off"
     if unexpected:
         reason += f"; tests nobody asked for: {unexpected[:5]}"
     return Score(float(solved), "graded", reason, right, wrong, touched, test_log=report.log)

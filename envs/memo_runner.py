@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 
-from envs.testing import TestReport, TestRunner
+from envs.testing import SuiteReport, SuiteRunner
 
 
 class MemoRunner:
@@ -17,14 +17,14 @@ class MemoRunner:
     a run reach everyone who waits for it and are not remembered.
     """
 
-    def __init__(self, runner: TestRunner) -> None:
+    def __init__(self, runner: SuiteRunner) -> None:
         self._runner = runner
         self._lock = threading.Lock()
-        self._reports: dict[bytes, Future[TestReport]] = {}
+        self._reports: dict[bytes, Future[SuiteReport]] = {}
         self.num_runs = 0
         self.num_shared = 0
 
-    def run(self, files: Mapping[str, bytes], test_files: Mapping[str, bytes]) -> TestReport:
+    def run(self, files: Mapping[str, bytes], test_files: Mapping[str, bytes]) -> SuiteReport:
         key = _digest(files, test_files)
         with self._lock:
             future = self._reports.get(key)

@@ -13,6 +13,7 @@ _NO_NEWLINE = b"\\ No newline at end of file\n"
 _ESCAPES = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
 
 Tree = Mapping[str, bytes]
+Opcode = tuple[str, int, int, int, int]  # as difflib has them: tag, old range, new range
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,50 @@ def split_lines(data: bytes) -> list[bytes]:
 
 
 def _hunks(old: Sequence[bytes], new: Sequence[bytes]) -> list[bytes]:
-    matcher = SequenceMatcher(None, old, new, autojunk=False)
-    return [_hunk(group, old, new) for group in matcher.get_grouped_opcodes(_CONTEXT)]
+    return [_hunk(group, old, new) for group in _grouped(_opcodes(old, new))]
 
 
-def _hunk(
-    group: Sequence[tuple[str, int, int, int, int]], old: Sequence[bytes], new: Sequence[bytes]
-) -> bytes:
+def _grouped(codes: Sequence[Opcode]) -> list[list[Opcode]]:
+    """Changes with up to three equal lines around them; those further apart are separate."""
+    groups: list[list[Opcode]] = [[]]
+    for number, (tag, i1, i2, j1, j2) in enumerate(codes):
+        if tag != "equal":
+            groups[-1].append((tag, i1, i2, j1, j2))
+            continue
+        is_last = number == len(codes) - 1
+        before = 0 if number == 0 else min(i2 - i1, _CONTEXT)  # belongs to the change before
+        after = 0 if is_last else min(i2 - i1, _CONTEXT)
+        if before and after and i2 - i1 <= 2 * _CONTEXT:
+            groups[-1].append((tag, i1, i2, j1, j2))
+            continue
+        if before:
+            groups[-1].append((tag, i1, i1 + before, j1, j1 + before))
+            groups.append([])
+        if after:
+            groups[-1].append((tag, i2 - after, i2, j2 - after, j2))
+    return [group for group in groups if any(code[0] != "equal" for code in group)]
+
+
+def _opcodes(old: Sequence[bytes], new: Sequence[bytes]) -> list[Opcode]:
+    """Difflib's, with the equal ends set aside first: a small edit of a long file stays cheap."""
+    shorter = min(len(old), len(new))
+    head = 0
+    while head < shorter and old[head] == new[head]:
+        head += 1
+    tail = 0
+    while tail < shorter - head and old[-1 - tail] == new[-1 - tail]:
+        tail += 1
+    old_end, new_end = len(old) - tail, len(new) - tail
+    matcher = SequenceMatcher(None, old[head:old_end], new[head:new_end], autojunk=False)
+    codes: list[Opcode] = [("equal", 0, head, 0, head)] if head else []
+    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+        codes.append((tag, i1 + head, i2 + head, j1 + head, j2 + head))
+    if tail:
+        codes.append(("equal", old_end, len(old), new_end, len(new)))
+    return codes
+
+
+def _hunk(group: Sequence[Opcode], old: Sequence[bytes], new: Sequence[bytes]) -> bytes:
     old_range = _range(group[0][1], group[-1][2])
     new_range = _range(group[0][3], group[-1][4])
     out = [b"@@ -%s +%s @@\n" % (old_range, new_range)]

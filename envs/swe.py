@@ -6,10 +6,10 @@ from envs.base import Observation, Score, Task
 from envs.compact_grammar import CompactGrammar
 from envs.errors import EpisodeError
 from envs.grading import grade
-from envs.grammar import Grammar, MalformedActionError
+from envs.grammar import Grammar
 from envs.patch import diff_trees
-from envs.testing import TestRunner
-from envs.tools import Submitted, ToolBox, ToolLimits
+from envs.testing import SuiteRunner
+from envs.tools import Invalid, Submitted, ToolBox, ToolLimits, ToolResult
 from envs.workspace import StartSandbox, Workspace
 
 
@@ -27,7 +27,7 @@ class SweEnv:
     def __init__(
         self,
         task: Task,
-        runner: TestRunner,
+        runner: SuiteRunner,
         *,
         grammar: Grammar | None = None,
         start_sandbox: StartSandbox | None = None,
@@ -56,16 +56,20 @@ class SweEnv:
                 f"step on an episode that is {self._state}: got={action[:80]!r}"
                 " expected reset() first"
             )
-        try:
-            calls = self._grammar.parse(action, self._tools)
-        except MalformedActionError as error:
-            return Observation(str(error), malformed=True)
-        results = tuple(self._tools.run(call) for call in calls)
-        text = self._grammar.render(results)
-        if any(isinstance(result, Submitted) for result in results):
-            self._state = "over"
-            return Observation(text, done=True, stop_reason="submit")
-        return Observation(text)
+        calls = self._grammar.parse(action, self._tools)
+        results: list[ToolResult] = []
+        for spoken in calls:
+            results.append(self._tools.run(spoken.call))
+            if isinstance(results[-1], Submitted):
+                self._state = "over"
+                break
+        over = self._state == "over"
+        return Observation(
+            self._grammar.render(calls, results),
+            done=over,
+            stop_reason="submit" if over else "",
+            malformed=any(isinstance(spoken.call, Invalid) for spoken in calls),
+        )
 
     def patch(self) -> bytes:
         return diff_trees(self._task.files, self._tools.workspace.snapshot()).patch

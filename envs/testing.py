@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 TestStatus = Literal["PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL", "XPASS"]
-FailureKind = Literal["mismatch", "exception", "timeout", "crash", "other"]
+FailureKind = Literal["mismatch", "exception", "timeout", "crash", "failed"]
 
 
 @dataclass(frozen=True)
@@ -22,22 +22,23 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class TestReport:
+class SuiteReport:
     """Statuses by full test name (``tests/test_a.py::test_1``), in running order."""
 
     statuses: Mapping[str, TestStatus]
     failure: Failure | None = None
+    complete: bool = True  # False: the run broke off, and its statuses decide nothing
     log: bytes = field(default=b"", repr=False)
 
     @property
     def passed(self) -> bool:
         """Whether at least one test ran and nothing went wrong."""
-        return bool(self.statuses) and self.failure is None
+        return self.complete and bool(self.statuses) and self.failure is None
 
 
-class TestRunner(Protocol):
+class SuiteRunner(Protocol):
     """Runs tests against a source tree, each time in a fresh sandbox."""
 
-    def run(self, files: Mapping[str, bytes], test_files: Mapping[str, bytes]) -> TestReport:
+    def run(self, files: Mapping[str, bytes], test_files: Mapping[str, bytes]) -> SuiteReport:
         """``files`` is the tree without the tests. Raises TaskError, InfrastructureError."""
         ...

@@ -6,14 +6,14 @@ is infrastructure trouble.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from envs.base import ExecResult, Task
 from envs.errors import TaskError, WorkspaceError
 from envs.patch import split_lines
-from envs.testing import TestReport, TestRunner
+from envs.testing import SuiteReport, SuiteRunner
 from envs.workspace import Workspace
 
 
@@ -28,9 +28,12 @@ class View:
 
 @dataclass(frozen=True)
 class Search:
-    """Lines that match a regular expression, in files whose path starts with ``path``."""
+    """Lines that hold ``text``, in files whose path starts with ``path``.
 
-    pattern: str
+    Plain text: a regular expression from the agent could keep this process busy for ever.
+    """
+
+    text: str
     path: str = ""
 
 
@@ -69,7 +72,7 @@ class Bash:
 
 
 @dataclass(frozen=True)
-class Test:
+class RunTests:
     """Run the visible tests."""
 
 
@@ -78,7 +81,14 @@ class Submit:
     """End the episode."""
 
 
-ToolCall = View | Search | ReplaceLines | Edit | Create | Bash | Test | Submit
+@dataclass(frozen=True)
+class Invalid:
+    """What a grammar makes of text that it cannot read; the box refuses it."""
+
+    reason: str
+
+
+ToolCall = View | Search | ReplaceLines | Edit | Create | Bash | RunTests | Submit | Invalid
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,7 @@ class Refused:
     """The call makes no sense here; nothing was changed."""
 
     reason: str
+    kind: Literal["call", "lines", "path"] = "call"
 
 
 @dataclass(frozen=True)
@@ -106,7 +117,7 @@ class Submitted:
     """The episode is over."""
 
 
-ToolResult = Listing | Done | Refused | Submitted | TestReport | ExecResult
+ToolResult = Listing | Done | Refused | Submitted | SuiteReport | ExecResult
 
 
 @dataclass(frozen=True)
@@ -125,7 +136,7 @@ class ToolBox:
         self,
         task: Task,
         workspace: Workspace,
-        runner: TestRunner,
+        runner: SuiteRunner,
         limits: ToolLimits | None = None,
     ) -> None:
         self._task, self._workspace, self._runner = task, workspace, runner
@@ -137,7 +148,8 @@ class ToolBox:
             Edit: self._edit,
             Create: self._create,
             Bash: self._bash,
-            Test: self._test,
+            RunTests: self._run_tests,
+            Invalid: self._invalid,
             Submit: self._submit,
         }
 
@@ -154,7 +166,7 @@ class ToolBox:
         try:
             return self._tools[type(call)](call)
         except WorkspaceError as error:
-            return Refused(str(error))
+            return Refused(str(error), "path")
 
     def _view(self, call: View) -> ToolResult:
         lines = _text(self._workspace.read(call.path)).split("\n")
@@ -162,28 +174,26 @@ class ToolBox:
             lines.pop()
         end = call.end or len(lines)
         if not 1 <= call.start <= end <= len(lines) and lines:
-            return Refused(_bad_range(call.start, call.end, len(lines)))
+            return Refused(_bad_range(call.start, call.end, len(lines)), "lines")
         numbered = [(call.path, i + 1, lines[i]) for i in range(call.start - 1, end)]
         return self._listing(numbered)
 
     def _search(self, call: Search) -> ToolResult:
-        try:
-            pattern = re.compile(re.escape(call.pattern))
-        except re.error as error:
-            return Refused(f"not a pattern: got={error}")
+        if not call.text:
+            return Refused("nothing to search for: got='' expected some text")
         found = [
             (path, number, line)
             for path, data in sorted(self._workspace.snapshot().items())
             if path.startswith(call.path)
             for number, line in enumerate(_text(data).splitlines(), start=1)
-            if pattern.search(line)
+            if call.text in line
         ]
         return self._listing(found)
 
     def _replace_lines(self, call: ReplaceLines) -> ToolResult:
         lines = split_lines(self._workspace.read(call.path))
         if not 1 <= call.start <= call.end <= len(lines):
-            return Refused(_bad_range(call.start, call.end, len(lines)))
+            return Refused(_bad_range(call.start, call.end, len(lines)), "lines")
         new = call.text.encode("utf-8", "surrogateescape")
         if lines[call.end - 1].endswith(b"\n") and new and not new.endswith(b"\n"):
             new += b"\n"
@@ -219,7 +229,7 @@ class ToolBox:
             output_cap_bytes=self._limits.output_cap_bytes,
         )
 
-    def _test(self, call: Test) -> ToolResult:
+    def _run_tests(self, call: RunTests) -> ToolResult:
         files = self._workspace.snapshot()
         tests = {path: files.pop(path) for path in self._task.visible_tests if path in files}
         if not tests:
@@ -231,6 +241,9 @@ class ToolBox:
 
     def _submit(self, call: Submit) -> ToolResult:
         return Submitted()
+
+    def _invalid(self, call: Invalid) -> ToolResult:
+        return Refused(call.reason)
 
     def _listing(self, lines: list[tuple[str, int, str]]) -> Listing:
         cap = self._limits.max_lines

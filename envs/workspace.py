@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Callable, Mapping, Sequence
 
 from envs.base import ExecResult, Sandbox
-from envs.errors import WorkspaceError
+from envs.errors import InfrastructureError, WorkspaceError
 from envs.paths import clean_path
 
 StartSandbox = Callable[[], Sandbox]
 MAX_FILE_BYTES = 4 << 20
+_FILL_TIMEOUT_S = 120.0
 
 
 class Workspace:
@@ -60,8 +63,7 @@ class Workspace:
         if self._sandbox is None:
             sandbox = self._start()
             try:
-                for path, data in self._files.items():
-                    sandbox.write(path, data)
+                _fill(sandbox, self._files)
             except BaseException:
                 sandbox.close()
                 raise
@@ -72,3 +74,20 @@ class Workspace:
         if self._sandbox is not None:
             self._sandbox.close()
             self._sandbox = None
+
+
+def _fill(sandbox: Sandbox, files: Mapping[str, bytes]) -> None:
+    """Copy a whole tree in one command."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for path, data in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    argv = ["tar", "--extract", "--no-same-owner", "--file=-"]
+    result = sandbox.exec(argv, timeout_s=_FILL_TIMEOUT_S, stdin=archive.getvalue())
+    if result.exit_code != 0:
+        raise InfrastructureError(
+            f"the tree could not be copied into the sandbox: got={result.output[-300:]!r}"
+            f" exit code {result.exit_code}, expected 0"
+        )

@@ -26,6 +26,7 @@ _PROJECT_ROOT = _GUEST_FOLDER.parents[2]  # holds what tasks are made from: neve
 _SERVER = (
     "import sys; sys.path.insert(0, sys.argv[1]); from guest.main import main; main(sys.argv[2])"
 )
+_GUEST_IN_BUBBLEWRAP = "/guest/guest"
 _TMP = "/tmp"
 _WORKSPACE = f"{_TMP}/workspace"
 _MASKED = ("/home", "/root", "/run", "/var/tmp", _TMP, "/media", "/srv")
@@ -103,7 +104,7 @@ def bubblewrap(spec: SandboxSpec, scratch: str, procs_files: tuple[str, ...]) ->
         argv += ["--ro-bind", bind.source, bind.target]
     for path in _own_packages(folders):
         argv += ["--tmpfs", path, "--remount-ro", path]
-    argv += ["--ro-bind", binds[-1].source, "/guest/guest", "--remount-ro", "/"]
+    argv += ["--ro-bind", binds[-1].source, _GUEST_IN_BUBBLEWRAP, "--remount-ro", "/"]
     argv += _server_argv(spec, sys_executable(), "/guest", _WORKSPACE, binds=(), masked=())
     return _launch(argv, spec, folders, procs_files, _WORKSPACE)
 
@@ -133,6 +134,11 @@ def process(spec: SandboxSpec, scratch: str, procs_files: tuple[str, ...]) -> La
     workspace = f"{scratch}/workspace"
     argv = _server_argv(spec, sys_executable(), str(_GUEST_FOLDER.parent), workspace, (), ())
     return Launch(argv, _environment(spec, workspace), workspace)
+
+
+def plugin_folder(kind: str) -> str:
+    """Where the pytest plugin's folder is inside a sandbox of this kind."""
+    return f"{_GUEST_IN_BUBBLEWRAP if kind == 'bubblewrap' else _GUEST_FOLDER}/plugin"
 
 
 LAUNCHERS: Mapping[str, Launcher] = {

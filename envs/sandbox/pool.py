@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from envs.errors import InfrastructureError
 from envs.sandbox.guest.protocol import Reply, Request
-from envs.sandbox.launch import SandboxSpec
+from envs.sandbox.launch import SandboxSpec, plugin_folder
 from envs.sandbox.worker import Worker, WorkerDiedError
 
 _ATTEMPTS = 2
@@ -40,6 +40,11 @@ class SandboxPool:
         self._closed = False
         self.num_started = 0
         self.num_died = 0
+
+    @property
+    def plugin_folder(self) -> str:
+        """Where the pytest plugin is, as seen from inside."""
+        return plugin_folder(self._spec.kind)
 
     def run(self, request: Request, body: bytes) -> tuple[Reply, int]:
         """One job; its reply and how many of its processes the memory group killed.
