@@ -93,8 +93,8 @@ class LocalEngine:
         self._table = SlotTable(
             max_sessions,
             max_tokens=max_tokens,
-            row_shape=(len(layout.moe_layers), layout.moe_top_k),
-            row_dtype=self._runner.row_dtype,
+            row_shape=(layout.num_moe_layers, layout.moe_top_k),
+            row_dtype=layout.dtype,
         )
         self._max_tokens = max_tokens
         self._captures = capture_routing

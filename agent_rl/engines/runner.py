@@ -79,7 +79,6 @@ class ModelRunner:
         self._chosen: list[torch.Tensor] = []
         for router in routers(self._model).values():
             router.register_forward_hook(self._record_choice)
-        self.row_dtype = np.uint8 if config.num_experts <= 256 else np.uint16
         self.vocab_size: int = config.vocab_size
 
     def _record_choice(
@@ -177,7 +176,7 @@ class ModelRunner:
         last[torch.from_numpy(place)] = torch.from_numpy(lengths - 1)
         logits = self._model.lm_head(hidden[torch.arange(size), last])
         chosen = torch.stack(self._chosen, dim=1).view(size, padded, len(self._chosen), -1)
-        routed = chosen.numpy().astype(self.row_dtype)[place, :length]
+        routed = chosen.numpy().astype(self.layout.dtype)[place, :length]
         return logits[torch.from_numpy(place)], routed
 
     def _run_layers(

@@ -14,7 +14,13 @@ from agent_rl.types import Rows, TokenIds
 class Slot:
     """One session's prefix: the tokens fed so far and the experts chosen for each of them."""
 
-    def __init__(self, index: int, max_tokens: int, row_shape: tuple[int, int], dtype: type):
+    def __init__(
+        self,
+        index: int,
+        max_tokens: int,
+        row_shape: tuple[int, int],
+        dtype: np.dtype[np.unsignedinteger],
+    ):
         self.index = index
         self.busy = False
         self.length = 0  # positions [0, length) are in the KV storage
@@ -50,7 +56,12 @@ class SlotTable:
     """
 
     def __init__(
-        self, num_slots: int, *, max_tokens: int, row_shape: tuple[int, int], row_dtype: type
+        self,
+        num_slots: int,
+        *,
+        max_tokens: int,
+        row_shape: tuple[int, int],
+        row_dtype: np.dtype[np.unsignedinteger],
     ) -> None:
         slots = [Slot(i, max_tokens, row_shape, row_dtype) for i in range(num_slots)]
         self._free = [(slot.index, slot) for slot in slots]

@@ -42,15 +42,17 @@ class CompactTokenizer:
 
     def __init__(self, backend: Tokenizer) -> None:
         """Mutates ``backend``: marker tokens are no longer recognised inside text."""
-        ids = [backend.token_to_id(token) for token in SPECIAL_TOKENS]
-        if None in ids:
-            absent = [t for t, i in zip(SPECIAL_TOKENS, ids, strict=True) if i is None]
+        ids = {t: i for t in SPECIAL_TOKENS if (i := backend.token_to_id(t)) is not None}
+        if len(ids) < len(SPECIAL_TOKENS):
+            absent = [token for token in SPECIAL_TOKENS if token not in ids]
             raise ConfigError(
                 [f"not a compact tokenizer: lacks {absent}, expected {SPECIAL_TOKENS}"]
             )
         backend.encode_special_tokens = True
         self._backend = backend
-        self.pad_id, self.unk_id, self.user_id, self.assistant_id, self.obs_id, self.end_id = ids
+        self.pad_id, self.unk_id = ids[PAD], ids[UNK]
+        self.user_id, self.assistant_id = ids[USER], ids[ASSISTANT]
+        self.obs_id, self.end_id = ids[OBS], ids[END]
 
     @property
     def vocab_size(self) -> int:
