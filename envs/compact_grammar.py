@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envs.errors import WorkspaceError
-from envs.grammar import SpokenCall
+from envs.grammar import Spoken
 from envs.testing import SuiteReport
 from envs.tools import (
     Done,
@@ -49,11 +49,12 @@ class _Body:
 class CompactGrammar:
     """One parser in front of the tool box; holds no state."""
 
-    def parse(self, action: str, tools: ToolBox) -> tuple[SpokenCall, ...]:
-        return (SpokenCall(_parse(action.strip(), tools)),)
+    def read(self, action: str, tools: ToolBox) -> Spoken:
+        return Spoken((_parse(action.strip(), tools),), _reply)
 
-    def render(self, calls: Sequence[SpokenCall], results: Sequence[ToolResult]) -> str:
-        return "\n".join(_render(result) for result in results)
+
+def _reply(results: Sequence[ToolResult]) -> str:
+    return "\n".join(_render(result) for result in results)
 
 
 def _parse(action: str, tools: ToolBox) -> ToolCall:

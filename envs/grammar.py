@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,20 +10,20 @@ from envs.tools import ToolBox, ToolCall, ToolResult
 
 
 @dataclass(frozen=True)
-class SpokenCall:
-    """One call of an action; ``call_id`` is the agent's name for it, if its grammar has one."""
+class Spoken:
+    """What one action asks for, and how to answer it.
 
-    call: ToolCall
-    call_id: str = ""
+    ``calls`` is never empty; text that cannot be read is an ``Invalid`` call. ``reply`` takes one
+    result a call, fewer when a submission ended the episode.
+    """
+
+    calls: tuple[ToolCall, ...]
+    reply: Callable[[Sequence[ToolResult]], str]
 
 
 class Grammar(Protocol):
-    """One way of speaking to the tools. Unreadable text becomes ``Invalid`` calls, never errors."""
+    """One way of speaking to the tools."""
 
-    def parse(self, action: str, tools: ToolBox) -> tuple[SpokenCall, ...]:
-        """The calls of one action, in order; at least one."""
-        ...
-
-    def render(self, calls: Sequence[SpokenCall], results: Sequence[ToolResult]) -> str:
-        """What the agent sees. ``results`` is shorter when a submission ended the episode."""
+    def read(self, action: str, tools: ToolBox) -> Spoken:
+        """Never raises for anything that the action says."""
         ...

@@ -56,19 +56,19 @@ class SweEnv:
                 f"step on an episode that is {self._state}: got={action[:80]!r}"
                 " expected reset() first"
             )
-        calls = self._grammar.parse(action, self._tools)
+        spoken = self._grammar.read(action, self._tools)
         results: list[ToolResult] = []
-        for spoken in calls:
-            results.append(self._tools.run(spoken.call))
+        for call in spoken.calls:
+            results.append(self._tools.run(call))
             if isinstance(results[-1], Submitted):
                 self._state = "over"
                 break
         over = self._state == "over"
         return Observation(
-            self._grammar.render(calls, results),
+            spoken.reply(results),
             done=over,
             stop_reason="submit" if over else "",
-            malformed=any(isinstance(spoken.call, Invalid) for spoken in calls),
+            malformed=all(isinstance(call, Invalid) for call in spoken.calls),
         )
 
     def patch(self) -> bytes:
