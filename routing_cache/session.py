@@ -386,7 +386,8 @@ class Session:
         at = self._settled_cursor(version)
         if at is None:
             at = Position(tree.root, 0)
-        node = tree.walk(key, at, at.num_tokens * TOKEN_BYTES).node
+        node, matched = tree.walk(key, at, at.num_tokens * TOKEN_BYTES)
+        stop = min(stop, matched)  # the walk may end inside an edge: the rest is another's
         segments: list[Segment] = []
         while node.parent is not None and node.end > start:
             segments = clip_all(node.payload.segments, start, stop) + segments
