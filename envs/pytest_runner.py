@@ -9,7 +9,7 @@ status, names that nobody asked for, and anything printed that only looks like a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,20 +33,29 @@ class PytestRunner:
     """
 
     def __init__(
-        self, pool: SandboxPool, *, timeout_s: float = 60.0, output_cap_bytes: int = 256 << 10
+        self,
+        pool: SandboxPool,
+        *,
+        timeout_s: float = 60.0,
+        output_cap_bytes: int = 256 << 10,
+        options: Sequence[str] = (),
+        import_folders: Sequence[str] = (),
     ) -> None:
+        """``options`` go to pytest; ``import_folders``, relative to the tree, to its import path."""
         self._pool = pool
         self._timeout_s, self._cap = timeout_s, output_cap_bytes
+        self._options, self._import_folders = tuple(options), tuple(import_folders)
 
     def run(self, files: Mapping[str, bytes], test_files: Mapping[str, bytes]) -> SuiteReport:
         """All test files in one sandbox. Raises InfrastructureError."""
         argv = ["python", "-m", "pytest", "-p", _PLUGIN, "-p", "no:cacheprovider"]
-        argv += ["--color=no", "-q", "--rootdir=.", "--", *test_files]
+        argv += ["--color=no", "-q", "--rootdir=.", *self._options, "--", *test_files]
+        import_path = ":".join((self._pool.plugin_folder, *self._import_folders))
         request, body = exec_job(
             argv,
             timeout_s=self._timeout_s,
             output_cap_bytes=self._cap,
-            env={"SUITE_REPORT_FD": str(REPORT_FD), "PYTHONPATH": self._pool.plugin_folder},
+            env={"SUITE_REPORT_FD": str(REPORT_FD), "PYTHONPATH": import_path},
             files={**files, **test_files},
             fresh=True,
             wants_report=True,
