@@ -62,7 +62,7 @@ def test_absent_file_and_foreign_tokenizer_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected tokenizer\.json"):
         CompactTokenizer.load(tmp_path)
     foreign = Tokenizer(models.WordLevel({"<unk>": 0, "<end>": 1}, unk_token="<unk>"))
-    with pytest.raises(ConfigError, match="<user>.*expected"):
+    with pytest.raises(ConfigError, match=r"<user>.*expected"):
         CompactTokenizer(foreign)
 
 
