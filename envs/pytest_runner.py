@@ -41,7 +41,7 @@ class PytestRunner:
         options: Sequence[str] = (),
         import_folders: Sequence[str] = (),
     ) -> None:
-        """``options`` go to pytest; ``import_folders``, relative to the tree, to its import path."""
+        """``options`` go to pytest; ``import_folders`` of the tree go to the import path."""
         self._pool = pool
         self._timeout_s, self._cap = timeout_s, output_cap_bytes
         self._options, self._import_folders = tuple(options), tuple(import_folders)
