@@ -1,0 +1,1 @@
+"""Sandboxes in containers, over the Docker API (Docker, Podman). Needs the ``docker`` extra."""

@@ -1,0 +1,133 @@
+"""What the sandbox needs from a container engine, as narrow as it goes.
+
+``docker_py.py`` implements it over the Docker API (Docker and Podman); tests implement it in memory.
+Every method raises a ``DockerError``; one that may pass by itself is a ``TransientDockerError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from envs.sandbox.docker.options import DockerOptions
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What the engine says of itself. ``data_root`` is a path of the engine's own machine."""
+
+    data_root: str
+    storage_driver: str
+    architecture: str  # for example "x86_64"
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """An image that is here. ``architecture`` in the registry's words, for example "amd64"."""
+
+    image_id: str
+    architecture: str
+
+
+@dataclass(frozen=True)
+class ContainerSpec:
+    """One container to make."""
+
+    image: str
+    options: DockerOptions
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ContainerState:
+    """Whether a container runs, and how it ended."""
+
+    running: bool
+    exit_code: int
+    oom_killed: bool
+
+
+@dataclass(frozen=True)
+class ContainerSummary:
+    """A line of the engine's list."""
+
+    container_id: str
+    labels: Mapping[str, str]
+
+
+class ExecStream(Protocol):
+    """Both directions of one command inside a container."""
+
+    def send(self, data: bytes) -> None:
+        """All of it. Raises ContainerGoneError when the other end is closed."""
+        ...
+
+    def receive(self, timeout_s: float) -> bytes | None:
+        """Some output, both streams in one; None when nothing came in time, b"" at the end."""
+        ...
+
+    def exit_code(self) -> int | None:
+        """As the engine saw it, so nothing inside can forge it; None while it runs."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Engine(Protocol):
+    """A container engine."""
+
+    def info(self) -> EngineInfo: ...
+
+    def find_image(self, image: str) -> ImageInfo | None:
+        """The image if it is here; nothing is fetched."""
+        ...
+
+    def pull(self, image: str) -> None: ...
+
+    def create(self, spec: ContainerSpec) -> str: ...
+
+    def start(self, container_id: str) -> None: ...
+
+    def state(self, container_id: str) -> ContainerState: ...
+
+    def kill(self, container_id: str) -> None:
+        """End every process of the container. Already stopped is fine."""
+        ...
+
+    def remove(self, container_id: str) -> None:
+        """Remove it with its anonymous volumes, running or not. Already gone is fine."""
+        ...
+
+    def list_containers(self, label: str) -> list[ContainerSummary]:
+        """Every container with the label, stopped ones too."""
+        ...
+
+    def open_exec(
+        self,
+        container_id: str,
+        argv: Sequence[str],
+        *,
+        stdin: bool,
+        user: str = "",
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+    ) -> ExecStream: ...
+
+    def count_processes(self, container_id: str) -> int:
+        """Processes of a running container as the host sees them, PID 1 included."""
+        ...
+
+    def added_bytes(self, container_id: str) -> int:
+        """What the container has added to its image."""
+        ...
+
+    def put_archive(self, container_id: str, folder: str, data: bytes) -> None:
+        """Unpack a tar archive into ``folder``, which exists."""
+        ...
+
+    def get_archive(self, container_id: str, path: str, max_bytes: int) -> bytes:
+        """``path`` as a tar archive. Raises FileNotFoundError; DockerError above ``max_bytes``."""
+        ...
+
+    def close(self) -> None: ...
