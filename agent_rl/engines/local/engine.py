@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from agent_rl.engines.runner import Lane, LaneResult, ModelRunner
-from agent_rl.engines.slots import Slot, SlotTable
+from agent_rl.engines.local.runner import Lane, LaneResult, ModelRunner
+from agent_rl.engines.local.slots import Slot, SlotTable
 from agent_rl.errors import CapacityError, EngineError
 from agent_rl.types import Completion, FinishReason, Floats, GenerateRequest
 from routing_cache import RowLayout

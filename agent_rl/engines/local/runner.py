@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from agent_rl.engines.hf_model import load_model, load_state, routers, row_layout
-from agent_rl.engines.kv_slots import KEYS_MULTIPLE, KvSlots, KvWindow
-from agent_rl.engines.sampling import counter_uniform, sample
+from agent_rl.engines.local.hf_model import load_model, load_state, routers, row_layout
+from agent_rl.engines.local.kv_slots import KEYS_MULTIPLE, KvSlots, KvWindow
+from agent_rl.engines.local.sampling import counter_uniform, sample
 from agent_rl.types import Floats, Rows, SamplingParams, TokenIds
 
 # Shapes are rounded up to these, which keeps a token's low bits independent of its batch: CPU

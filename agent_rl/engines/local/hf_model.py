@@ -12,8 +12,8 @@ from transformers import AutoConfig, PreTrainedModel, Qwen3MoeForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 from transformers.utils import logging as hf_logging
 
-from agent_rl.engines.attention import SLOT_ATTENTION
-from agent_rl.engines.experts import BATCH_INVARIANT
+from agent_rl.engines.local.attention import SLOT_ATTENTION
+from agent_rl.engines.local.experts import BATCH_INVARIANT
 from agent_rl.errors import EngineError
 from routing_cache import RowLayout
 
