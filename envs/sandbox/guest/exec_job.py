@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 
 from .job import Job, write_files
@@ -37,6 +38,8 @@ def run(job: Job) -> None:
 def _become_command(job: Job, stdin: int) -> None:
     """Never returns. The status pipe is closed at exec, so the command cannot forge its end."""
     argv: list[str] = job.header["argv"]
+    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored_by_python, signal.SIG_DFL)
     try:
         os.chdir(job.header["cwd"])
         os.dup2(stdin, 0)
