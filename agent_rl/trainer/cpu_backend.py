@@ -243,6 +243,14 @@ def installed() -> Iterator[None]:
             uninstall()
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Within: no warnings from Megatron's modules about its own internal calls."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"megatron\.")
+        yield
+
+
 def _patch_functions() -> None:
     _patches.set(megatron_random, "_get_cuda_rng_state", _get_rng_state)
     _patches.set(megatron_random, "_set_cuda_rng_state", _set_rng_state)

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from agent_rl.config import RunConfig
 from agent_rl.errors import CheckpointError, TrainerError
-from agent_rl.trainer import logprobs, parallel
+from agent_rl.trainer import cpu_backend, logprobs, parallel
 from agent_rl.trainer.batch import MicroBatch, fed_tokens, lay_out, plan_micro_batches
 from agent_rl.trainer.ingest import check_samples
 from agent_rl.trainer.loss import LOSSES, LossInputs
@@ -357,15 +357,16 @@ class MegatronTrainer:
             self._replay.bind_backward(output, batch.index)
             return output, partial(loss, batch)
 
-        get_forward_backward_func()(
-            forward_step_func=forward_step,
-            data_iterator=iter(batches),
-            model=[self._model],
-            num_microbatches=len(batches),
-            seq_length=max(batch.token_ids.shape[1] for batch in batches),
-            micro_batch_size=max(batch.token_ids.shape[0] for batch in batches),
-            forward_only=forward_only,
-        )
+        with cpu_backend.quiet():
+            get_forward_backward_func()(
+                forward_step_func=forward_step,
+                data_iterator=iter(batches),
+                model=[self._model],
+                num_microbatches=len(batches),
+                seq_length=max(batch.token_ids.shape[1] for batch in batches),
+                micro_batch_size=max(batch.token_ids.shape[0] for batch in batches),
+                forward_only=forward_only,
+            )
 
     def _scatter(
         self,

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from agent_rl.config import TrainerConfig
 from agent_rl.errors import ConfigError
-from agent_rl.trainer import cpu_backend  # noqa: F401  # before megatron: quiet import
+from agent_rl.trainer import cpu_backend
 from agent_rl.trainer.layers import portable_block_spec
 from routing_cache import RowLayout
 
@@ -201,17 +201,18 @@ def transformer_config(shape: ModelShape, trainer: TrainerConfig) -> Transformer
 
 def build_model(shape: ModelShape, config: TransformerConfig) -> GPTModel:
     """This rank's part of the model, weights not yet loaded."""
-    return GPTModel(
-        config=config,
-        transformer_layer_spec=portable_block_spec(config),  # type: ignore[arg-type]
-        vocab_size=shape.vocab_size,
-        max_sequence_length=shape.max_positions,
-        position_embedding_type="rope",
-        rotary_base=int(shape.rope_theta),
-        share_embeddings_and_output_weights=shape.tie_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-    )
+    with cpu_backend.quiet():
+        return GPTModel(
+            config=config,
+            transformer_layer_spec=portable_block_spec(config),  # type: ignore[arg-type]
+            vocab_size=shape.vocab_size,
+            max_sequence_length=shape.max_positions,
+            position_embedding_type="rope",
+            rotary_base=int(shape.rope_theta),
+            share_embeddings_and_output_weights=shape.tie_embeddings,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+        )
 
 
 def wrap_model(model: GPTModel, config: TransformerConfig) -> DistributedDataParallel:

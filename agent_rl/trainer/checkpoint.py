@@ -1,0 +1,216 @@
+"""Checkpoints that are either complete or not there.
+
+A checkpoint is written aside, flushed to disk, described by ``manifest.json`` (sizes and SHA-256 of
+every file, written last) and then renamed into place. A resume takes the newest one whose files
+still match their manifest and says what it passed over. What is inside is the caller's business.
+
+    checkpoints/
+      step-00000010/           complete: manifest.json is there
+      .partial-00000011-4242/  being written, or left by a process that died
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_rl.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"^step-(\d+)$")
+_ASIDE = re.compile(r"^\.(partial|replaced)-(\d+)-\d+$")
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A checkpoint that was passed over, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest verified checkpoint, and the newer ones that did not verify."""
+
+    step: int
+    folder: Path
+    skipped: tuple[Skipped, ...]
+
+
+class CheckpointStore:
+    """Checkpoints of one run below ``root``; one writer at a time.
+
+    Example:
+        >>> store = CheckpointStore(run_dir / "checkpoints", keep_last=2)
+        >>> store.save(10, lambda folder: trainer.save(folder))
+        >>> found = store.latest()
+    """
+
+    def __init__(self, root: Path, *, keep_last: int = 2) -> None:
+        if keep_last < 1:
+            raise CheckpointError(f"keep_last: got={keep_last} expected=at least 1")
+        self._root, self._keep_last = root, keep_last
+
+    def save(self, step: int, write: Callable[[Path], object]) -> Path:
+        """Have ``write`` fill an empty folder, then publish it as the checkpoint of ``step``.
+
+        Of the older ones the last ``keep_last - 1`` are kept. Raises ``CheckpointError``
+        when the disk is full or the folder stays empty; whatever ``write`` raises passes through.
+        Either way the folder is removed and earlier checkpoints are untouched.
+        """
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._remove_leftovers()
+        aside = self._root / f".partial-{step:08d}-{os.getpid()}"
+        aside.mkdir()
+        try:
+            write(aside)
+            _seal(aside, step)
+        except OSError as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            free = shutil.disk_usage(self._root).free
+            raise CheckpointError(
+                f"no space for the checkpoint of step {step}: got={free} bytes free in "
+                f"{self._root} expected=more; free space or lower train.keep_last"
+            ) from error
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        folder = self._publish(aside, step)
+        self._prune(step)
+        return folder
+
+    def latest(self) -> Found | None:
+        """The newest checkpoint that verifies; steps compare as numbers. None without any.
+
+        Raises ``CheckpointError`` when there are checkpoints and none verifies.
+        """
+        skipped: list[Skipped] = []
+        for step, folder in sorted(self._complete(), reverse=True):
+            reason = damage(folder)
+            if reason is None:
+                return Found(step, folder, tuple(skipped))
+            skipped.append(Skipped(folder.name, reason))
+        if skipped:
+            listed = "; ".join(f"{s.name}: {s.reason}" for s in skipped)
+            raise CheckpointError(
+                f"no checkpoint in {self._root} can be trusted: got={listed} "
+                "expected=one whose files match its manifest; remove them to start over"
+            )
+        return None
+
+    def steps(self) -> list[int]:
+        """Steps that have a folder, ascending, verified or not."""
+        return sorted(step for step, _ in self._complete())
+
+    def _complete(self) -> Iterator[tuple[int, Path]]:
+        if not self._root.is_dir():
+            return
+        for folder in self._root.iterdir():
+            match = _NAME.match(folder.name)
+            if match and folder.is_dir():
+                yield int(match.group(1)), folder
+
+    def _publish(self, aside: Path, step: int) -> Path:
+        folder = self._root / f"step-{step:08d}"
+        replaced = self._root / f".replaced-{step:08d}-{os.getpid()}"
+        if folder.exists():  # of a run that was taken up again from an earlier step
+            os.rename(folder, replaced)
+        os.rename(aside, folder)
+        _sync_folder(self._root)
+        shutil.rmtree(replaced, ignore_errors=True)
+        return folder
+
+    def _prune(self, saved: int) -> None:
+        """Remove the oldest, through a name nobody reads; never ``saved`` nor anything newer."""
+        older = sorted((c for c in self._complete() if c[0] < saved), reverse=True)
+        for step, folder in older[self._keep_last - 1 :]:
+            doomed = self._root / f".replaced-{step:08d}-{os.getpid()}"
+            os.rename(folder, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+    def _remove_leftovers(self) -> None:
+        """Finish or undo what a process that died left behind."""
+        for folder in list(self._root.iterdir()):
+            match = _ASIDE.match(folder.name)
+            if not match:
+                continue
+            home = self._root / f"step-{int(match.group(2)):08d}"
+            if match.group(1) == "replaced" and not home.exists() and damage(folder) is None:
+                os.rename(folder, home)  # died between the two renames of _publish
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def damage(folder: Path) -> str | None:
+    """Why the files of ``folder`` do not match its manifest, or None when they do."""
+    path = folder / MANIFEST
+    try:
+        files = json.loads(path.read_text())["files"]
+        entries = [(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in files]
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except (ValueError, KeyError, TypeError) as error:
+        return f"{MANIFEST} cannot be read ({error})"
+    if not entries:
+        return f"{MANIFEST} lists no files"
+    for name, size, digest in entries:
+        file = folder / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name}: got={file.stat().st_size} bytes expected={size}"
+        if _sha256(file) != digest:
+            return f"{name}: content does not match its digest"
+    return None
+
+
+def _seal(folder: Path, step: int) -> None:
+    """Flush every file, then write and flush the manifest."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    if not files:
+        raise CheckpointError(f"checkpoint of step {step}: got=no files expected=at least one")
+    if folder / MANIFEST in files:
+        raise CheckpointError(f"checkpoint of step {step}: {MANIFEST} is the store's own file")
+    entries = []
+    for path in files:
+        _sync_file(path)
+        name = path.relative_to(folder).as_posix()
+        entries.append({"path": name, "bytes": path.stat().st_size, "sha256": _sha256(path)})
+    for child in sorted(p for p in folder.rglob("*") if p.is_dir()):
+        _sync_folder(child)
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({"step": step, "files": entries}, indent=1))
+    _sync_file(manifest)
+    _sync_folder(folder)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

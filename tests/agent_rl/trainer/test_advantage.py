@@ -1,0 +1,54 @@
+"""Group-relative advantages against float64 references; groups without signal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_rl.trainer.advantage import ADVANTAGES, group_relative
+
+
+def test_normalised_and_centred() -> None:
+    rewards = np.array([1.0, 0.0, 0.0, 0.5])
+    centred = rewards - 0.375
+    expected = centred / (np.sqrt(np.mean(centred**2)) + 1e-6)
+    assert group_relative(rewards, True) == pytest.approx(expected, rel=1e-6)
+    assert group_relative(rewards, False) == pytest.approx(centred, rel=1e-6)
+    assert ADVANTAGES["grpo"] is group_relative
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        np.array([0.3] * 6, dtype=np.float32),  # its float32 std is 3e-8, not 0
+        np.array([0.1 + 0.2, 0.3, 0.3]),  # equal up to rounding
+        np.array([1.0]),
+        np.array([np.nan, 1.0, np.nan]),
+        np.array([np.nan, np.nan]),
+        np.array([]),
+        np.zeros(8),
+    ],
+)
+def test_no_signal_is_exactly_zero(rewards: np.ndarray, normalize: bool) -> None:
+    advantages = group_relative(rewards, normalize)
+    assert advantages.shape == rewards.shape
+    assert not advantages.any()
+
+
+def test_members_without_a_reward_count_in_nothing() -> None:
+    with_failure = group_relative(np.array([1.0, 0.0, np.nan, 0.0]), True)
+    without = group_relative(np.array([1.0, 0.0, 0.0]), True)
+    assert with_failure[[0, 1, 3]].tolist() == without.tolist()
+    assert with_failure[2] == 0.0
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=16), st.booleans())
+def test_advantages_are_centred_and_keep_the_order(rewards: list[float], normalize: bool) -> None:
+    advantages = group_relative(np.array(rewards), normalize)
+    assert np.isfinite(advantages).all()
+    assert abs(float(advantages.sum())) < 1e-3
+    order = np.argsort(rewards, kind="stable")
+    assert (np.diff(advantages[order]) >= 0).all()

@@ -1,0 +1,240 @@
+"""One layout moves ids, masks, values and routing rows together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_rl.errors import ReplayError
+from agent_rl.trainer.batch import (
+    fed_tokens,
+    lay_out,
+    plan_micro_batches,
+    shard_context,
+    spread_rows,
+)
+from agent_rl.types import TrainSample
+from routing_cache import ArrayRows, RowLayout
+
+LAYOUT = RowLayout(num_hidden_layers=2, moe_layers=(0, 1), num_experts=64, moe_top_k=2)
+
+
+def marker(sample: int, position: int) -> int:
+    """An id below 32 that tells both sample and position apart from their neighbours."""
+    return (position + 3 * sample) % 8 + 8 * (sample % 4)
+
+
+def marked_sample(number: int, length: int) -> TrainSample:
+    """Token p, its log-prob, advantage and row all say which sample and position they are of."""
+    ids = np.array([1000 * (number + 1) + p for p in range(length)], dtype=np.int32)
+    mask = np.array([p % 3 != 0 for p in range(length)], dtype=bool)
+    rows = np.zeros((max(0, length - 1), 2, 2), dtype=np.uint8)
+    for p in range(length - 1):
+        rows[p, 0] = marker(number, p), 32 + marker(number, p)
+        rows[p, 1] = 63 - marker(number, p), marker(number, p)
+    return TrainSample(
+        sample_id=f"sample-{number}",
+        token_ids=ids,
+        loss_mask=mask,
+        rollout_logprobs=-(ids / 7).astype(np.float32),
+        advantages=(ids / 3).astype(np.float32),
+        weight_versions=(0,),
+        routed_experts=ArrayRows(LAYOUT, ids, rows),
+    )
+
+
+def check_position(batch, b: int, s: int, sample: int) -> None:
+    """Everything at one real position belongs to the token that is fed there."""
+    token = int(batch.token_ids[b, s])
+    position = token - 1000 * (sample + 1)
+    assert int(batch.position_ids[b, s]) == position
+    assert int(batch.labels[b, s]) == token + 1
+    assert bool(batch.loss_mask[b, s]) == ((position + 1) % 3 != 0)
+    if batch.loss_mask[b, s]:
+        assert float(batch.rollout_logprobs[b, s]) == pytest.approx(-(token + 1) / 7, rel=1e-6)
+        assert float(batch.advantages[b, s]) == pytest.approx((token + 1) / 3, rel=1e-6)
+    else:
+        assert float(batch.advantages[b, s]) == 0.0
+    expected = marker(sample, position)
+    assert batch.rows[0, s, b].tolist() == [expected, 32 + expected]
+    assert batch.rows[1, s, b].tolist() == [63 - expected, expected]
+    assert bool(batch.present[s, b])
+
+
+@pytest.mark.parametrize("alignment", [1, 4, 8, 16])
+@pytest.mark.parametrize("lengths", [(5, 9), (9, 5), (17, 1, 16), (1,), (2, 2)])
+def test_every_token_keeps_its_own_row(lengths: tuple[int, ...], alignment: int) -> None:
+    samples = [marked_sample(i, n) for i, n in enumerate(lengths)]
+    batch = lay_out(samples, range(len(samples)), index=0, layout=LAYOUT, alignment=alignment)
+    width = batch.token_ids.shape[1]
+    assert width % alignment == 0
+    assert width - max(1, max(lengths) - 1) < alignment
+    seen = 0
+    for b, length in enumerate(lengths):
+        for s in range(width):
+            if s < length - 1:
+                check_position(batch, b, s, b)
+                seen += 1
+            else:
+                assert batch.padding[b, s]
+                assert not batch.loss_mask[b, s]
+                assert not batch.present[s, b]
+                assert batch.weights[b, s] == 0
+                assert batch.units[b, s] == 0
+    assert seen == batch.num_tokens == sum(max(0, n - 1) for n in lengths)
+
+
+@pytest.mark.parametrize("sp_size", [1, 2])
+@pytest.mark.parametrize("cp_size", [1, 2])
+@pytest.mark.parametrize("alignment", [4, 8, 16])
+def test_every_shard_keeps_its_own_rows(cp_size: int, sp_size: int, alignment: int) -> None:
+    lengths = (5, 9, 1)
+    samples = [marked_sample(i, n) for i, n in enumerate(lengths)]
+    whole = lay_out(
+        samples, range(3), index=0, layout=LAYOUT, alignment=alignment * cp_size * sp_size
+    )
+    seen = []
+    for cp_rank in range(cp_size):
+        local = shard_context(whole, cp_rank, cp_size)
+        assert sum(local.lengths) == int((~local.padding).sum())
+        for b in range(3):
+            for s in range(local.token_ids.shape[1]):
+                if not local.padding[b, s]:
+                    check_position(local, b, s, b)
+                    seen.append((b, int(local.position_ids[b, s])))
+        # The routers of a sequence-parallel rank see a run of positions, position-major.
+        parts = [local.table(replay=True, sp_rank=r, sp_size=sp_size) for r in range(sp_size)]
+        assert torch.equal(torch.cat([p.rows for p in parts], dim=1), local.rows.flatten(1, 2))
+        assert torch.equal(torch.cat([p.present for p in parts]), local.present.flatten())
+        assert torch.equal(torch.cat([p.padding for p in parts]), local.padding.T.flatten())
+    assert sorted(seen) == [(b, p) for b, n in enumerate(lengths) for p in range(n - 1)]
+    assert sum(int(shard_context(whole, r, cp_size).units.sum()) for r in range(cp_size)) == int(
+        whole.units.sum()
+    )
+
+
+def test_zigzag_shards_hold_the_outer_and_the_inner_chunks() -> None:
+    whole = lay_out([marked_sample(0, 9)], [0], index=0, layout=LAYOUT, alignment=8)
+    assert shard_context(whole, 0, 2).position_ids[0].tolist() == [0, 1, 6, 7]
+    assert shard_context(whole, 1, 2).position_ids[0].tolist() == [2, 3, 4, 5]
+
+
+def test_only_the_layers_of_this_stage_are_laid_out() -> None:
+    batch = lay_out([marked_sample(0, 5)], [0], index=0, layout=LAYOUT, layers=(1,))
+    assert batch.rows.shape == (1, 4, 1, 2)
+    assert batch.rows[0, 2, 0].tolist() == [63 - marker(0, 2), marker(0, 2)]
+
+
+def test_samples_at_the_limit_and_beyond_it() -> None:
+    # 16 fed tokens fill the budget exactly, 17 exceed it and stand alone.
+    (plan,) = plan_micro_batches([8, 17, 8, 16, 3], token_budget=16, alignment=1)
+    assert plan == [(1,), (3,), (0, 2), (4,)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 40), max_size=30),
+    budget=st.integers(1, 120),
+    alignment=st.sampled_from([1, 4, 8]),
+    num_ranks=st.integers(1, 4),
+    multiple_of=st.integers(1, 3),
+)
+def test_plan_covers_every_sample_once_with_equal_steps(
+    lengths: list[int], budget: int, alignment: int, num_ranks: int, multiple_of: int
+) -> None:
+    plan = plan_micro_batches(
+        lengths,
+        token_budget=budget,
+        alignment=alignment,
+        num_ranks=num_ranks,
+        multiple_of=multiple_of,
+    )
+    assert len(plan) == num_ranks
+    assert len({len(batches) for batches in plan}) == 1
+    assert len(plan[0]) % multiple_of == 0
+    assert len(plan[0]) >= 1
+    chosen = [i for batches in plan for batch in batches for i in batch]
+    assert sorted(chosen) == list(range(len(lengths)))
+    for batch in (b for batches in plan for b in batches if len(b) > 1):
+        width = max(1, -(-max(lengths[i] for i in batch) // alignment)) * alignment
+        assert width * len(batch) <= budget
+
+
+def test_an_empty_micro_batch_still_has_a_shape() -> None:
+    batch = lay_out([], [], index=3, layout=LAYOUT, alignment=4)
+    assert batch.token_ids.shape == (1, 4)
+    assert bool(batch.padding.all())
+    assert int(batch.units.sum()) == 0
+
+
+def test_padding_loads_every_rank_alike() -> None:
+    rows = spread_rows(100, 128, 8)
+    assert all(len(set(row)) == 8 for row in rows.tolist())
+    per_rank = np.bincount(rows.flatten() // 16, minlength=8)
+    assert per_rank.min() >= 96
+    assert per_rank.max() <= 112
+
+
+def test_padded_rows_of_a_batch_have_distinct_ids() -> None:
+    batch = lay_out([marked_sample(0, 2), marked_sample(1, 33)], [0, 1], index=0, layout=LAYOUT)
+    padding = batch.padding.T.flatten()
+    rows = batch.rows.flatten(1, 2)[:, padding].long()
+    assert bool((rows[..., 0] != rows[..., 1]).all())
+    load = torch.bincount(rows[0].flatten(), minlength=64)
+    assert int(load.max() - load.min()) <= 2
+
+
+def test_sequence_reduction_weighs_sequences_alike() -> None:
+    samples = [marked_sample(0, 10), marked_sample(1, 4)]
+    batch = lay_out(samples, [0, 1], index=0, layout=LAYOUT, reduction="sequence")
+    assert batch.units.sum(dim=1).tolist() == [1, 1]
+    assert batch.weights.sum(dim=1).tolist() == pytest.approx([1.0, 1.0])
+    assert bool((batch.weights[batch.loss_mask] > 0).all())
+    tokens = lay_out(samples, [0, 1], index=0, layout=LAYOUT, reduction="token")
+    assert int(tokens.units.sum()) == int(tokens.loss_mask.sum())
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [([5, 5], "got=\\[5, 5\\]"), ([64, 1], "got=\\[64, 1\\]"), ([255, 3], "got=\\[255, 3\\]")],
+)
+def test_a_damaged_row_names_sample_token_and_layer(row: list[int], words: str) -> None:
+    sample = marked_sample(2, 6)
+    rows = np.stack([np.array([[1, 2], [3, 4]])] * 5).astype(np.uint8)
+    rows[3, 1] = row
+    damaged = TrainSample(**{**sample.__dict__, "routed_experts": UncheckedRows(rows)})
+    with pytest.raises(ReplayError, match=f"sample-2.*token 3, layer 1.*{words}"):
+        lay_out([damaged], [0], index=0, layout=LAYOUT)
+
+
+def test_rows_of_another_width_are_refused() -> None:
+    sample = marked_sample(2, 6)
+    rows = np.stack([np.array([[1, 2], [3, 4], [5, 6]])] * 5).astype(np.uint8)
+    foreign = TrainSample(**{**sample.__dict__, "routed_experts": UncheckedRows(rows)})
+    with pytest.raises(ReplayError, match="another model or length"):
+        lay_out([foreign], [0], index=0, layout=LAYOUT)
+
+
+def test_a_sample_feeds_all_but_its_last_token() -> None:
+    assert [fed_tokens(marked_sample(0, n)) for n in (1, 2, 9)] == [0, 1, 8]
+
+
+class UncheckedRows:
+    """Rows that hand out whatever they hold, as a foreign implementation might."""
+
+    weight_versions = (0,)
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self._rows = rows
+        self.num_tokens = len(rows) + 1
+
+    def gather(self, *, layers=None, start=0, stop=None):
+        rows = self._rows if layers is None else self._rows[:, list(layers)]
+        return rows[start:stop], np.ones(len(rows[start:stop]), dtype=bool)
+
+    def verify(self, token_ids) -> None: ...
+
+    def release(self) -> None: ...
