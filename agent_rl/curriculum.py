@@ -1,4 +1,4 @@
-"""Which tasks a step asks: a function of the seed and the step alone, so a resume needs no state."""
+"""Which tasks a step asks: a function of seed and step alone, so a resume needs no state."""
 
 from __future__ import annotations
 

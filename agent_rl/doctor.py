@@ -43,11 +43,7 @@ def check_config(config: RunConfig) -> list[Check]:
 
 
 def _python() -> Iterator[Check]:
-    version = sys.version.split()[0]
-    if sys.version_info >= (3, 11):
-        yield Check("Python", "ok", version)
-    else:
-        yield Check("Python", "missing", version, "install Python 3.11 or newer")
+    yield Check("Python", "ok", sys.version.split()[0])
 
 
 def _packages() -> Iterator[Check]:

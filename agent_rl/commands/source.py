@@ -37,7 +37,8 @@ def open_source(path: Path, overrides: Sequence[str], step: int | None = None) -
         reason = damage(folder) if step in store.steps() else "no such checkpoint"
         if reason is not None:
             raise CheckpointError(
-                f"step {step} of {path} cannot be used: got={reason} expected=one of {store.steps()}"
+                f"step {step} of {path} cannot be used: got={reason} "
+                f"expected=one of {store.steps()}"
             )
         return PolicySource(config, folder, f"{path}, step {step}")
     found = store.latest()

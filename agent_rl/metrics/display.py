@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console, Group
@@ -30,12 +29,7 @@ class Display(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
     def activity(self, what: str, done: int, total: int) -> None: ...
 
@@ -69,7 +63,7 @@ class LineDisplay:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         return None
 
     def activity(self, what: str, done: int, total: int) -> None:
@@ -101,7 +95,7 @@ class LiveDisplay:
         self._live.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.update(self._render())
         self._live.stop()
 

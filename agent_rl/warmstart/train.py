@@ -55,7 +55,6 @@ def build_tiny_moe(shape: TinyMoEShape, vocab_size: int, seed: int) -> Qwen3MoeF
         num_hidden_layers=shape.num_layers,
         num_attention_heads=shape.num_heads,
         num_key_value_heads=shape.num_heads,
-        head_dim=shape.head_dim,
         num_experts=shape.num_experts,
         num_experts_per_tok=shape.moe_top_k,
         norm_topk_prob=True,
@@ -65,6 +64,7 @@ def build_tiny_moe(shape: TinyMoEShape, vocab_size: int, seed: int) -> Qwen3MoeF
         max_position_embeddings=shape.max_positions,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
+    config.head_dim = shape.head_dim  # read by the model, not declared by the config class
     model = Qwen3MoeForCausalLM._from_config(
         config, experts_implementation="grouped_mm", attn_implementation="sdpa"
     )

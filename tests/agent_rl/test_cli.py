@@ -1,0 +1,100 @@
+"""The command line: help, wrong usage and exit codes, as a person meets them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+CONFIG = str(REPOSITORY / "configs" / "repair_tiny.yaml")
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from agent_rl.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_help_lists_the_commands_with_examples() -> None:
+    result = _run("--help")
+    assert result.returncode == 0
+    for word in ("train", "eval", "rollout", "doctor", "warmstart", "Example", "Exit codes"):
+        assert word in result.stdout
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "rollout", "doctor", "warmstart"])
+def test_every_command_has_an_example(command: str) -> None:
+    result = _run(command, "--help")
+    assert result.returncode == 0
+    assert f"agent-rl {command}" in result.stdout
+
+
+def test_help_is_quick_because_it_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['agent-rl', '--help']\n"
+        "from agent_rl.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print('HEAVY', [m for m in ('torch', 'megatron', 'transformers') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "HEAVY []" in result.stdout
+
+
+def test_a_wrong_configuration_is_exit_2_with_one_line_a_fault() -> None:
+    result = _run("train", CONFIG, "train.stepz=1", "optim.lr=fast")
+    assert result.returncode == 2
+    assert set(result.stderr.strip().splitlines()) == {
+        "error: override: train.stepz: unknown key; did you mean train.steps?",
+        "error: override: optim.lr: got 'fast' (str), expected float",
+    }
+
+
+def test_train_without_anything_says_what_is_needed() -> None:
+    result = _run("train")
+    assert result.returncode == 2
+    assert "either a configuration file or --resume" in result.stderr
+
+
+def test_resuming_something_else_is_exit_1(tmp_path: Path) -> None:
+    result = _run("train", "--resume", str(tmp_path))
+    assert result.returncode == 1
+    assert "is no run folder" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["eval", "rollout"])
+def test_a_missing_source_is_exit_2(command: str) -> None:
+    result = _run(command, "nowhere.yaml")
+    assert result.returncode == 2
+    assert "no such file" in result.stderr
+
+
+def test_a_task_number_out_of_range_is_exit_2() -> None:
+    result = _run("rollout", CONFIG, "tasks.num_heldout=5", "eval.num_tasks=5", "--task", "5")
+    assert result.returncode == 2
+    assert "expected 0 to 4" in result.stderr
+
+
+@pytest.mark.slow
+def test_rollout_shows_an_episode() -> None:
+    result = _run("rollout", CONFIG, "tasks.num_heldout=5", "eval.num_tasks=5", "--task", "2")
+    assert result.returncode == 0, result.stderr
+    for part in (
+        "issue",
+        "solution.py",
+        "turn 1",
+        "view",
+        "patch",
+        "reward",
+        "rows fetched a turn",
+    ):
+        assert part in result.stdout
+
+
+@pytest.mark.slow
+def test_doctor_is_satisfied_here() -> None:
+    result = _run("doctor", CONFIG)
+    assert result.returncode == 0, result.stdout
+    assert "ready" in result.stdout
