@@ -1,0 +1,21 @@
+"""The device shim is silent, reversible, idempotent and touches Megatron's modules only."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# In a process of its own, warnings as errors: installing cannot be undone for live models.
+CHECKS = Path(__file__).with_name("cpu_backend_checks.py")
+
+
+@pytest.mark.slow
+def test_the_shim_in_a_fresh_process() -> None:
+    out = subprocess.run(
+        [sys.executable, "-W", "error", str(CHECKS)], check=False, capture_output=True, text=True
+    )
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.split() == ["silent", "reversible", "sorts"]
