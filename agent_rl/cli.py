@@ -136,14 +136,17 @@ def _errors_as_exit_codes(console: Console) -> Iterator[None]:
         sys.exit(EXIT_FAILED)
 
 
-def _add_plugins() -> None:
-    """Commands of packages above this one: an ``agent_rl.commands`` entry point each."""
+def _add_groups() -> None:
+    """Commands with commands of their own; packages above this one come as entry points."""
+    from agent_rl.commands.bench import bench_app
+
+    app.add_typer(bench_app, name="bench")
     for point in entry_points(group="agent_rl.commands"):
         app.add_typer(point.load(), name=point.name)
 
 
 def main() -> None:
     """Entry point of the ``agent-rl`` command."""
-    _add_plugins()
+    _add_groups()
     with _errors_as_exit_codes(Console(stderr=True)):
         app()

@@ -61,6 +61,7 @@ class SampleScore:
 
     logprobs: np.ndarray  # [T] float32, 0 where not sampled
     full_logprobs: np.ndarray | None  # [N, V] float32 of the N sampled tokens, in order
+    live_experts: np.ndarray | None  # [T-1, L, K] what the live routers chose, or would have
 
 
 class MegatronTrainer:
@@ -138,20 +139,22 @@ class MegatronTrainer:
         samples: Sequence[TrainSample],
         replay: Literal["off", "r3"],
         full_logits: bool = False,
+        live_routing: bool = False,
     ) -> list[SampleScore]:
         """Score samples under the current weights, without moving them.
 
         ``replay="r3"`` uses the samples' rows (tokens without one are routed live), ``"off"`` the
-        live routers. ``full_logits`` adds the whole distribution at every sampled token.
+        live routers. ``full_logits`` adds the whole distribution at every sampled token,
+        ``live_routing`` the choice of the live routers at every fed token.
         """
         scores: list[SampleScore | None] = [None] * len(samples)
         with _threads(self._config.trainer.num_threads), self._replay.step():
             batches = self._lay_out(samples, range(len(samples)), replay, first_index=0)
 
             def take(batch: MicroBatch, scaled: torch.Tensor) -> None:
-                self._scatter(samples, batch, scaled, scores, full_logits)
+                self._scatter(samples, batch, scaled, scores, full_logits, live_routing)
 
-            self._forward_only(batches, take)
+            self._forward_only(batches, take, record=live_routing)
         assert all(score is not None for score in scores)
         return [score for score in scores if score is not None]
 
@@ -375,17 +378,26 @@ class MegatronTrainer:
         scaled: torch.Tensor,
         scores: list[SampleScore | None],
         full_logits: bool,
+        live_routing: bool,
     ) -> None:
         """Write a micro-batch's scores back to the samples' own token order."""
         labels = batch.labels[batch.loss_mask].to(scaled.device)
         values = logprobs.token_logprobs(scaled, labels).cpu()
         full = logprobs.full_logprobs(scaled).cpu() if full_logits else None
+        live = None
+        if live_routing:  # position-major, as Megatron's tokens: [L, S, B, K]
+            live = self._replay.recorded(batch.index).unflatten(1, batch.present.shape).cpu()
         owner = batch.loss_mask.nonzero()[:, 0]  # which sequence a sampled token belongs to
         for b, i in enumerate(batch.samples):
             own = owner == b
             row = np.zeros(len(samples[i].token_ids), dtype=np.float32)
             row[1:][batch.loss_mask[b, : batch.lengths[b]].numpy()] = values[own].numpy()
-            scores[i] = SampleScore(row, None if full is None else full[own].numpy())
+            length = batch.lengths[b]
+            scores[i] = SampleScore(
+                row,
+                None if full is None else full[own].numpy(),
+                None if live is None else live[:, :length, b].movedim(0, 1).numpy(),
+            )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1 @@
+"""Measurements as ratios inside one run; each module has ``main`` and writes flat JSON."""
