@@ -17,7 +17,10 @@ from routing_cache.errors import (
     RowCountError,
 )
 from routing_cache.lease import RowsLease
+from routing_cache.pack import pack
+from routing_cache.packed import PackedRows, PackedSample
 from routing_cache.provenance import DisagreementCounts, Provenance, RoleSpan
+from routing_cache.ranges import gather_ranges, zigzag_ranges
 from routing_cache.routed_experts import RowLayout, check_rows, spread_rows
 from routing_cache.session import Session
 from routing_cache.view import ArrayRows
@@ -33,6 +36,8 @@ __all__ = [
     "DisagreementCounts",
     "LayoutError",
     "Match",
+    "PackedRows",
+    "PackedSample",
     "PayloadError",
     "Provenance",
     "RetireReport",
@@ -44,5 +49,8 @@ __all__ = [
     "RowsLease",
     "Session",
     "check_rows",
+    "gather_ranges",
+    "pack",
     "spread_rows",
+    "zigzag_ranges",
 ]

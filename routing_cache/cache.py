@@ -224,6 +224,25 @@ class RoutingCache:
         """Bytes in memory: rows, digests, tokens and index."""
         return self.store.memory_bytes + self._token_bytes() + self.lru.num_bytes
 
+    def save(self, path: Path) -> int:
+        """Write all rows and tokens to ``path`` atomically; returns the size in bytes."""
+        from routing_cache.persist import save
+
+        return save(self, path)
+
+    @staticmethod
+    def load(
+        path: Path,
+        *,
+        layout: RowLayout | None = None,
+        budget_bytes: int | None = None,
+        spill_dir: Path | None = None,
+    ) -> RoutingCache:
+        """A new cache with what :meth:`save` wrote; see :func:`routing_cache.persist.load`."""
+        from routing_cache.persist import load
+
+        return load(path, layout=layout, budget_bytes=budget_bytes, spill_dir=spill_dir)
+
     # For sessions, save and load.
 
     @contextmanager
@@ -245,6 +264,10 @@ class RoutingCache:
         if tree is None:
             tree = self._trees[version] = RadixTree(RowIndex, self.lru)
         return tree
+
+    def trees(self) -> list[tuple[int, RadixTree[RowIndex]]]:
+        """(weight version, tree), ascending."""
+        return sorted(self._trees.items())
 
     def find_rows(self, key: bytes, versions: Collection[int], start: int) -> list[Segment]:
         """Rows from ``start`` on, contiguous, known for ``key``."""

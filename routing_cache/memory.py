@@ -185,13 +185,18 @@ class RowStore:
         self._slabs.add(slab)
         return slab
 
-    def adopt_array(self, rows: Rows, digests: Digests | None) -> Slab:
-        """A full, closed slab around existing arrays (canonical rows), counted from now on."""
-        slab = Slab(rows, digests)
-        slab.used, slab.open = len(rows), False
-        self._memory.track(rows)
+    def adopt_array(
+        self,
+        flat: NDArray[np.unsignedinteger],
+        digests: Digests | None,
+        shape: tuple[int, int, int],
+    ) -> Slab:
+        """A full, closed slab around existing arrays (flat canonical rows), counted from now on."""
+        self._memory.track(flat)
         if digests is not None:
             self._memory.track(digests)
+        slab = Slab(flat.reshape(shape), digests)
+        slab.used, slab.open = shape[0], False
         self._slabs.add(slab)
         return slab
 

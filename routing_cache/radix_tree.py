@@ -13,6 +13,8 @@ from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
+from routing_cache.errors import CodecError
+
 TOKEN_BYTES = 4
 # An unbranched tail grows in place up to this size: fewer nodes to walk, yet small enough to
 # copy on every turn and to evict piecewise.
@@ -163,6 +165,20 @@ class RadixTree(Generic[P]):
             self._lru.add(child)
             node = child
         return Position(node, end)
+
+    def graft(self, parent: Node[P], edge: bytes) -> Node[P]:
+        """A new child of ``parent``; for rebuilding a tree whose shape is known. Mutates.
+
+        Raises:
+            CodecError: an empty edge, or one that ``parent`` already has.
+        """
+        first = edge[:TOKEN_BYTES]
+        if not first or first in parent.children:
+            raise CodecError("an edge is empty or there twice", got=first.hex())
+        child = Node(edge, parent.end, parent, self._empty())
+        parent.children[first] = child
+        self._lru.add(child)
+        return child
 
     def _split(self, node: Node[P], at: int) -> Node[P]:
         """Cut ``node`` before token ``at``; the new upper half is returned.

@@ -3,57 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from routing_cache.digest import Digests
 from routing_cache.errors import ClosedError, RowCountError
 from routing_cache.lease import RowsLease
 from routing_cache.memory import Segment, Slab, SlabWriter, clip_all, overlay
-from routing_cache.provenance import (
-    Comparison,
-    Kind,
-    Provenance,
-    RoleSpan,
-    compare_rows,
-    role_codes,
-)
+from routing_cache.provenance import Comparison, Provenance, RoleSpan, role_codes
 from routing_cache.radix_tree import TOKEN_BYTES, Position, common_prefix_bytes
-from routing_cache.routed_experts import RowCheck, Rows, TokenIds, as_token_ids, check_rows
+from routing_cache.reply import Reply, plan_new, plan_overlap, read_reply
+from routing_cache.routed_experts import TokenIds, as_token_ids
 from routing_cache.row_index import RowIndex
 
 if TYPE_CHECKING:
     from routing_cache.cache import RoutingCache
-
-
-class _Reply(NamedTuple):
-    """A validated answer of the engine, bad rows already marked missing."""
-
-    rows: Rows  # [R, L, K]
-    digests: Digests | None  # [R]
-    start: int  # absolute index of the first row
-    prefill_end: int  # absolute index of the first decoded row
-    weight_version: int
-    turn: int
-    maybe_missing: bool
-
-    def cut(self, start: int, stop: int) -> Rows:
-        return self.rows[start - self.start : stop - self.start]
-
-    def kind(self, position: int) -> Kind:
-        return "prefill" if position < self.prefill_end else "decode"
-
-
-class _Piece(NamedTuple):
-    """Rows ``[start, stop)`` of a reply of one kind, and what is known for them already."""
-
-    start: int
-    stop: int
-    kept: Segment | None  # take these rows instead of the reply's
-    publish: bool  # whether the reply's rows become the tree's
 
 
 class Session:
@@ -177,8 +142,18 @@ class Session:
                 self._cache.note_session(self)
                 return
             key = bytes(self._tokens) + new_key
-            reply, check = self._read_reply(rows, key, start, num_prefill, weight_version, turn)
-            self._store_reply(reply, check, key, new_key, role_spans)
+            reply = read_reply(
+                rows,
+                key,
+                self.num_rows,
+                self._cache.layout,
+                self._cache.digester if self._cache.store.with_digests else None,
+                start=start,
+                num_prefill=num_prefill,
+                weight_version=weight_version,
+                turn=turn,
+            )
+            self._store(reply, key, new_key, role_spans)
 
     def branch(self, at: int) -> Session:
         """A new session with the first ``at`` tokens and their rows, shared. Mutates the cache."""
@@ -226,159 +201,45 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What follows is the inside of record().
+    # What follows carries out record().
 
-    def _read_reply(
-        self,
-        rows: NDArray[np.integer],
-        key: bytes,
-        start: int,
-        num_prefill: int,
-        weight_version: int,
-        turn: int,
-    ) -> tuple[_Reply, RowCheck]:
-        end = len(key) // TOKEN_BYTES - 1
-        block = self._cache.layout.canonical(rows)
-        if not 0 <= start <= self.num_rows:
-            raise RowCountError(
-                f"rows {self.num_rows} to {start - 1} were never received"
-                if start > 0
-                else "start must not be negative",
-                got=f"start={start}",
-                expected=f"0 <= start <= num_rows={self.num_rows}",
-                fix="ask the engine for rows from session.num_rows on",
-            )
-        if len(block) != end - start:
-            raise RowCountError(
-                f"the reply's rows do not cover tokens [{start}, {end}) of {end + 1}",
-                got=len(block),
-                expected=end - start,
-                fix="state the start that the engine really used; never pad rows into shape",
-            )
-        if not 0 <= num_prefill <= len(block):
-            raise RowCountError(
-                "num_prefill counts the leading rows of this reply",
-                got=num_prefill,
-                expected=f"0 to {len(block)}",
-                fix="pass the prompt length minus start",
-            )
-        check = check_rows(block, self._cache.layout)
-        if check.bad is not None:
-            block = block.copy()
-            block[check.bad] = self._cache.layout.missing
-        digests = None
-        if self._cache.store.with_digests:
-            ids = np.frombuffer(key, np.int32, len(block), start * TOKEN_BYTES)
-            digests = self._cache.digester.rows(
-                block, ids, start=start, weight_version=weight_version
-            )
-        maybe_missing = check.bad is not None or check.missing is not None
-        reply = _Reply(
-            block, digests, start, start + num_prefill, weight_version, turn, maybe_missing
-        )
-        return reply, check
-
-    def _store_reply(
-        self,
-        reply: _Reply,
-        check: RowCheck,
-        key: bytes,
-        new_key: bytes,
-        role_spans: Sequence[RoleSpan],
+    def _store(
+        self, reply: Reply, key: bytes, new_key: bytes, role_spans: Sequence[RoleSpan]
     ) -> None:
-        known, end = self.num_rows, reply.start + len(reply.rows)
-        replaced, comparisons = self._plan_overlap(reply, min(known, end))
-        pieces, found = self._plan_new(reply, key, max(known, reply.start), end)
-        kept = [piece.kept for piece in pieces if piece.kept is not None]
-        self._pin(kept)
-        own = [p for p in pieces if p.kept is None]
-        num_stored = sum(p.stop - p.start for p in own) + sum(b - a for a, b in replaced)
-        self._cache.reserve(self._writer.bytes_needed(num_stored) + 2 * len(new_key))
-        # Nothing was changed so far and nothing below can fail.
+        cache = self._cache
+        policy, missing = cache.conflict_policy, cache.layout.missing
+        start = max(self.num_rows, reply.start)
+        replaced, overlap = plan_overlap(reply, self._segments, policy, missing)
+        known = self._known_to_tree(reply.weight_version, key, start, reply.stop)
+        pieces, found = plan_new(reply, known, start, policy, missing)
+        self._pin([p.shared for p in pieces if p.shared is not None])
+        num_own = sum(p.stop - p.start for p in pieces if p.shared is None)
+        num_own += sum(b - a for a, b in replaced)
+        cache.reserve(self._writer.bytes_needed(num_own) + 2 * len(new_key))
+        # Nothing was changed so far, and nothing below can be refused.
         self._append_tokens(new_key, reply.prefill_end, role_spans)
-        for comparison, start in comparisons + found:
-            self._count(comparison, start, reply.turn)
-        for start, stop in replaced:
-            segments = self._write(reply, start, stop, num_stored)
-            num_stored -= stop - start
+        for comparison, at in overlap + found:
+            self._count(comparison, at, reply.turn)
+        indexed: list[Segment] = []
+        for a, b in replaced:
+            segments = self._write(reply, a, b, num_own)
+            num_own -= b - a
             self._segments = overlay(segments, self._segments)
-            own += [_Piece(start, stop, None, True)]
-        indexed: list[Segment] = [
-            s for s in self._segments for a, b in replaced if a <= s.start and s.stop <= b
-        ]
+            indexed += segments
         for piece in pieces:
-            if piece.kept is not None:
-                self._segments.append(piece.kept)
+            if piece.shared is not None:
+                self._segments.append(piece.shared)
                 continue
-            segments = self._write(reply, piece.start, piece.stop, num_stored)
-            num_stored -= piece.stop - piece.start
+            segments = self._write(reply, piece.start, piece.stop, num_own)
+            num_own -= piece.stop - piece.start
             self._segments += segments
-            if piece.publish:
-                indexed += segments
+            indexed += segments if piece.publish else ()
         self.weight_version = reply.weight_version
         self._place(reply.weight_version, key, indexed)
-        counters = self._cache.counters
-        counters.rows_recorded += len(reply.rows)
-        counters.rows_bad += check.num_bad
-        counters.rows_missing += check.num_missing
-        self._cache.note_session(self)
-
-    def _plan_overlap(
-        self, reply: _Reply, stop: int
-    ) -> tuple[list[tuple[int, int]], list[tuple[Comparison, int]]]:
-        """Compare the reply with the session's own rows; ranges where the reply's rows win."""
-        replaced: list[tuple[int, int]] = []
-        comparisons: list[tuple[Comparison, int]] = []
-        for stored in clip_all(self._segments, reply.start, stop):
-            comparison = compare_rows(
-                stored.rows, reply.cut(stored.start, stored.stop), self._cache.layout.missing
-            )
-            comparisons.append((comparison, stored.start))
-            if comparison.changed_rows is None:
-                continue
-            if self._cache.conflict_policy == "first":
-                wins = comparison.old_missing
-            else:
-                wins = comparison.changed_rows
-                if comparison.new_missing is not None:
-                    wins = wins & ~comparison.new_missing
-            if wins is not None:
-                replaced += [(stored.start + a, stored.start + b) for a, b in true_runs(wins)]
-        return replaced, comparisons
-
-    def _plan_new(
-        self, reply: _Reply, key: bytes, start: int, stop: int
-    ) -> tuple[list[_Piece], list[tuple[Comparison, int]]]:
-        """Decide for rows the session did not have: share a sibling's, or store the reply's.
-
-        Prompt rows that a sibling brought before are shared, so that a group holds its prompt
-        once. A decoded row is replaced by a sibling's only when they are equal: the rows that
-        produced this session's log-probabilities are this reply's.
-        """
-        pieces: list[_Piece] = []
-        comparisons: list[tuple[Comparison, int]] = []
-        position = start
-        latest = self._cache.conflict_policy == "latest"
-        for known in self._known_to_tree(reply.weight_version, key, start, stop):
-            pieces += self._fresh(reply, position, known.start)
-            for part in _cut_at(known, reply.prefill_end):
-                comparison = compare_rows(
-                    part.rows, reply.cut(part.start, part.stop), self._cache.layout.missing
-                )
-                comparisons.append((comparison, part.start))
-                prefill = reply.kind(part.start) == "prefill"
-                fills = comparison.old_missing is not None and comparison.new_missing is None
-                share = comparison.identical or (prefill and not latest and not fills)
-                pieces.append(
-                    _Piece(part.start, part.stop, part if share else None, latest or fills)
-                )
-            position = known.stop
-        pieces += self._fresh(reply, position, stop)
-        return pieces, comparisons
-
-    def _fresh(self, reply: _Reply, start: int, stop: int) -> list[_Piece]:
-        cuts = sorted({start, stop, min(max(reply.prefill_end, start), max(stop, start))})
-        return [_Piece(a, b, None, True) for a, b in pairwise(cuts)]
+        cache.counters.rows_recorded += len(reply.rows)
+        cache.counters.rows_bad += reply.num_bad
+        cache.counters.rows_missing += reply.num_missing
+        cache.note_session(self)
 
     def _known_to_tree(self, version: int, key: bytes, start: int, stop: int) -> list[Segment]:
         """Rows ``[start, stop)`` that other sessions of ``version`` put under the same tokens."""
@@ -394,14 +255,14 @@ class Session:
             node = node.parent
         return segments
 
-    def _write(self, reply: _Reply, start: int, stop: int, more: int) -> list[Segment]:
+    def _write(self, reply: Reply, start: int, stop: int, more: int) -> list[Segment]:
         low, high = start - reply.start, stop - reply.start
         segments = self._writer.append(
             reply.rows[low:high],
             None if reply.digests is None else reply.digests[low:high],
             start=start,
             provenance=Provenance(self.engine, reply.weight_version, reply.kind(start)),
-            has_missing=reply.maybe_missing,
+            has_missing=reply.has_missing,
             more_rows=more - (stop - start),
         )
         self._pin(segments)
@@ -465,15 +326,3 @@ class Session:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this session was closed", fix="lease() before close()")
-
-
-def _cut_at(segment: Segment, position: int) -> list[Segment]:
-    if segment.start < position < segment.stop:
-        return [segment.clip(segment.start, position), segment.clip(position, segment.stop)]
-    return [segment]
-
-
-def true_runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """``[start, stop)`` of every run of True in ``mask``."""
-    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
-    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]

@@ -96,6 +96,18 @@ class SegmentRows:
         parts = [total(self._digests(s)) for s in self._segments]
         return join(*parts, tail_digest(self._tail_tokens, self.num_rows, self._digester.key))
 
+    @property
+    def tail_tokens(self) -> bytes:
+        """int32 bytes of the tokens behind the last row, normally one."""
+        return self._tail_tokens
+
+    @property
+    def digest_key(self) -> int | None:
+        """Key of the rows' digests; None when they have none."""
+        if any(s.slab.digests is None for s in self._segments):
+            return None
+        return self._digester.key
+
     def gather(
         self, *, layers: Sequence[int] | None = None, start: int = 0, stop: int | None = None
     ) -> tuple[Rows, Mask]:

@@ -1,0 +1,359 @@
+"""Reading routing rows out of the replies of SGLang and vLLM.
+
+The engines differ in field name, envelope, dtype, layer axis and in what they do with the start
+index and the last row, and most replies carry no shape. Every decoder here works out from the
+counts alone which interval a reply covers, and refuses when the counts allow more than one
+reading; :mod:`routing_cache.probe` learns the form from a live server instead.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from routing_cache.errors import LayoutError, PayloadError, RowCountError
+from routing_cache.routed_experts import RowLayout, Rows
+
+DEFAULT_MAX_BYTES = 2 << 30
+Dtype = Literal["int8", "int16", "int32", "int64", "uint8", "uint16"]
+_DTYPES: tuple[Dtype, ...] = ("int8", "int16", "int32", "int64", "uint8", "uint16")
+
+
+@dataclass(frozen=True)
+class EngineForm:
+    """How one server speaks; proven by :func:`routing_cache.probe.probe`."""
+
+    dtype: Dtype
+    num_layers: int  # width of the layer axis: all hidden layers or MoE layers
+    honours_start: bool  # False: every reply holds all rows from 0
+    pads_last_row: bool  # True: a row for the last sampled token, which was never fed
+
+
+@dataclass(frozen=True)
+class ReplyRows:
+    """Canonical rows ``[R, L, K]`` of tokens ``[start, start + R)``.
+
+    Ids out of range became the missing mark; :meth:`Session.record` judges the rows.
+    """
+
+    rows: Rows
+    start: int
+
+
+def resolve_start(num_rows: int, *, num_tokens: int, requested_start: int) -> int:
+    """First row of a reply of ``num_rows`` rows, from the counts alone.
+
+    A sequence of ``num_tokens`` (prompt and completion) has one row fewer: the last sampled token
+    was not fed. Servers that know the start index answer with the rest, others with everything.
+
+    Raises:
+        RowCountError: the count fits neither.
+    """
+    total = num_tokens - 1
+    if num_rows == total - requested_start:
+        return requested_start
+    if num_rows == total:
+        return 0
+    raise RowCountError(
+        "the reply holds neither the suffix nor the whole sequence",
+        got=f"{num_rows} rows for {num_tokens} tokens",
+        expected=f"{total - requested_start} (from {requested_start}) or {total} (from 0)",
+        fix="treat the rows as missing (rows=None) or drop the sample; never pad into shape",
+    )
+
+
+def read_rows(
+    array: NDArray[np.integer],
+    layout: RowLayout,
+    *,
+    num_tokens: int,
+    requested_start: int,
+    form: EngineForm | None = None,
+) -> ReplyRows:
+    """Rows of an array with a shape ``[R, L or num_hidden_layers, K]``: vLLM's in-process output.
+
+    Raises:
+        LayoutError, RowCountError: the array is not the reply that was asked for.
+    """
+    block = layout.canonical(array)
+    if form is not None:
+        if array.shape[1] != form.num_layers:
+            raise PayloadError(
+                "the layer axis changed since the probe",
+                got=array.shape[1],
+                expected=form.num_layers,
+            )
+        start = requested_start if form.honours_start else 0
+        expected = num_tokens - 1 - start + form.pads_last_row
+        if len(block) != expected:
+            raise RowCountError(
+                "the reply's rows do not fit the probed form", got=len(block), expected=expected
+            )
+        return ReplyRows(block[: num_tokens - 1 - start], start)
+    start = resolve_start(len(block), num_tokens=num_tokens, requested_start=requested_start)
+    return ReplyRows(block, start)
+
+
+def read_flat(
+    data: bytes,
+    layout: RowLayout,
+    *,
+    num_tokens: int,
+    requested_start: int,
+    dtype: Dtype = "int32",
+    form: EngineForm | None = None,
+) -> ReplyRows:
+    """Rows of little-endian bytes without a shape: SGLang's ``meta_info.routed_experts``.
+
+    Raises:
+        PayloadError: no reading, or more than one, fits the byte count.
+    """
+    item = np.dtype(form.dtype if form is not None else dtype).newbyteorder("<")
+    widths = sorted({layout.num_hidden_layers, layout.num_moe_layers})
+    if form is not None:
+        widths = [form.num_layers]
+    total = num_tokens - 1
+    readings: list[tuple[int, int]] = []
+    for width in widths:
+        row_bytes = width * layout.moe_top_k * item.itemsize
+        num_rows, rest = divmod(len(data), row_bytes)
+        padded = 1 if form is not None and form.pads_last_row else 0
+        if rest == 0 and num_rows - padded in (total, total - requested_start):
+            readings.append((width, num_rows))
+    if len(readings) != 1:
+        raise PayloadError(
+            "the byte count fits no reading of this reply"
+            if not readings
+            else "the byte count fits more than one reading of this reply",
+            got=f"{len(data)} bytes for {num_tokens} tokens from row {requested_start}",
+            expected=f"rows of {widths} layers x {layout.moe_top_k} {item.name}",
+            fix="check the layer map, moe_top_k and the engine's dtype, or probe the server",
+        )
+    width, num_rows = readings[0]
+    array = np.frombuffer(data, item).reshape(num_rows, width, layout.moe_top_k)
+    return read_rows(
+        array, layout, num_tokens=num_tokens, requested_start=requested_start, form=form
+    )
+
+
+def read_sglang(
+    reply: Mapping[str, object],
+    layout: RowLayout,
+    *,
+    num_tokens: int,
+    requested_start: int,
+    form: EngineForm | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> ReplyRows:
+    """Rows of a reply of SGLang's ``/generate`` or one of its OpenAI endpoints.
+
+    Args:
+        reply: the parsed JSON (or the engine's own dict).
+        num_tokens: prompt and completion tokens together.
+        requested_start: what was sent as ``routed_experts_start_len``; 0 where it was not.
+
+    Raises:
+        PayloadError: the field is absent, ambiguous or no base64.
+        RowCountError, LayoutError: its rows are not the ones asked for.
+    """
+    data = decode_base64(find_sglang_field(reply), max_bytes)
+    return read_flat(
+        data, layout, num_tokens=num_tokens, requested_start=requested_start, form=form
+    )
+
+
+def find_sglang_field(reply: Mapping[str, object]) -> str | bytes:
+    """The base64 text in a reply of any SGLang endpoint.
+
+    Raises:
+        PayloadError: absent, or one value for several choices.
+    """
+    choices = reply.get("choices")
+    if isinstance(choices, Sequence) and len(cast("Sequence[object]", choices)) > 1:
+        raise PayloadError(
+            "one routed_experts value for several choices cannot be told apart",
+            got=f"{len(cast('Sequence[object]', choices))} choices",
+            expected="n=1 on the OpenAI endpoints; /generate supports n>1",
+        )
+    for holder in _holders(reply):
+        value = holder.get("routed_experts")
+        if isinstance(value, str | bytes):
+            return value
+    raise PayloadError(
+        "the reply has no routed_experts",
+        got=sorted(map(str, reply))[:12],
+        expected="meta_info.routed_experts or sglext.routed_experts",
+        fix="start SGLang with --enable-return-routed-experts and send "
+        "return_routed_experts=true; a streamed reply has it in the last chunk only",
+    )
+
+
+def _holders(reply: Mapping[str, object]) -> list[Mapping[str, object]]:
+    """Every place where some SGLang endpoint puts its extra fields."""
+    names = ("meta_info", "sglext", "sgl_ext")
+    places: list[object] = [reply.get(name) for name in names]
+    choices = reply.get("choices")
+    if isinstance(choices, Sequence) and choices and isinstance(choices[0], Mapping):
+        first = cast("Mapping[str, object]", choices[0])
+        places += [first.get(name) for name in names] + [first]
+    return [cast("Mapping[str, object]", p) for p in places if isinstance(p, Mapping)]
+
+
+def read_vllm(
+    reply: Mapping[str, object],
+    layout: RowLayout,
+    *,
+    num_tokens: int,
+    requested_start: int,
+    form: EngineForm | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> ReplyRows:
+    """Rows of a vLLM reply: one array, or ``prompt_routed_experts`` beside ``routed_experts``.
+
+    A value is an array, a nested list, or base64 of an ``.npy`` file. Of an OpenAI reply pass the
+    choice. Arrays of different widths are widened, never cast down.
+
+    Raises:
+        PayloadError, RowCountError, LayoutError: as :func:`read_sglang`.
+    """
+    parts = [
+        vllm_array(reply[name], max_bytes)
+        for name in ("prompt_routed_experts", "routed_experts")
+        if reply.get(name) is not None
+    ]
+    if not parts:
+        raise PayloadError(
+            "the reply has no routed_experts",
+            got=sorted(map(str, reply))[:12],
+            expected="routed_experts",
+            fix="start vLLM with --enable-return-routed-experts",
+        )
+    array = parts[0] if len(parts) == 1 else _join(parts, layout)
+    return read_rows(
+        array, layout, num_tokens=num_tokens, requested_start=requested_start, form=form
+    )
+
+
+def _join(parts: list[NDArray[np.integer]], layout: RowLayout) -> NDArray[np.integer]:
+    """Put arrays behind each other; each is checked in its own dtype before they meet."""
+    widths = {part.shape[1:] for part in parts}
+    if len(widths) > 1:
+        raise PayloadError("prompt and generation rows differ in shape", got=sorted(widths))
+    for part in parts:
+        layout.select(part[:0])
+        if np.iinfo(part.dtype).max < layout.num_experts - 1:
+            raise LayoutError(
+                f"{part.dtype} cannot hold the ids",
+                got=part.dtype,
+                expected=f"room for {layout.num_experts} experts",
+            )
+    return np.concatenate(parts)
+
+
+def merge_disaggregated(
+    prefill: NDArray[np.integer] | None,
+    decode: NDArray[np.integer],
+    layout: RowLayout,
+    *,
+    num_prefill_rows: int,
+) -> Rows:
+    """Rows of a prefill/decode-disaggregated reply, ``[len(decode), L, K]``.
+
+    The decode node received the prompt's KV and never ran it, so its first ``num_prefill_rows``
+    rows mean nothing: they come from the prefill node, or are missing, never zero.
+
+    Raises:
+        RowCountError: the prefill node's rows do not cover the prompt.
+    """
+    merged = layout.canonical(decode).copy()
+    if not 0 <= num_prefill_rows <= len(merged):
+        raise RowCountError(
+            "the decode reply is shorter than the prompt",
+            got=len(merged),
+            expected=f"at least {num_prefill_rows}",
+        )
+    if prefill is None:
+        merged[:num_prefill_rows] = layout.missing
+        return merged
+    rows = layout.canonical(prefill)
+    if len(rows) != num_prefill_rows:
+        raise RowCountError(
+            "the prefill rows do not cover the prompt", got=len(rows), expected=num_prefill_rows
+        )
+    merged[:num_prefill_rows] = rows
+    return merged
+
+
+def decode_base64(text: object, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
+    """Bytes of a base64 text; its size is checked before anything is decoded."""
+    if not isinstance(text, str | bytes):
+        raise PayloadError("routed_experts is no base64 text", got=type(text).__name__)
+    if len(text) // 4 * 3 > max_bytes:
+        raise PayloadError(
+            "the payload is too large",
+            got=f"{len(text)} characters",
+            expected=f"at most {max_bytes} bytes",
+            fix="ask for the suffix only (routed_experts_start_len)",
+        )
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise PayloadError(f"routed_experts is no base64: {error}") from error
+
+
+def vllm_array(value: object, max_bytes: int = DEFAULT_MAX_BYTES) -> NDArray[np.integer]:
+    """One of vLLM's values as an integer array ``[R, layers, K]``.
+
+    Raises:
+        PayloadError: not an array, a nested list or the base64 of an ``.npy`` file.
+    """
+    if isinstance(value, str | bytes):
+        array = read_npy(decode_base64(value, max_bytes), max_bytes)
+    elif isinstance(value, np.ndarray):
+        array = cast("NDArray[Any]", value)
+    elif isinstance(value, list):
+        try:
+            array = np.array(value)
+        except (ValueError, OverflowError) as error:
+            raise PayloadError(f"routed_experts is a ragged list: {error}") from error
+    else:
+        raise PayloadError("routed_experts is no array", got=type(value).__name__)
+    if array.ndim != 3 or array.dtype.name not in _DTYPES:
+        raise PayloadError(
+            "routed_experts is no integer array [rows, layers, experts]",
+            got=f"{array.dtype} {array.shape}",
+            expected=" or ".join(_DTYPES),
+        )
+    return array
+
+
+def read_npy(data: bytes, max_bytes: int = DEFAULT_MAX_BYTES) -> NDArray[Any]:
+    """An ``.npy`` file in memory; never unpickles, never allocates more than was sent."""
+    file = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
+        shape, fortran_order, dtype = read(file, max_header_size=4096)
+    except (ValueError, KeyError, SyntaxError, TypeError, RecursionError, EOFError) as error:
+        raise PayloadError(f"routed_experts is no .npy file: {error}") from error
+    payload = memoryview(data)[file.tell() :]
+    size = dtype.itemsize
+    for length in shape:
+        size *= length
+    if dtype.kind not in "iu" or fortran_order or size > max_bytes or size != len(payload):
+        raise PayloadError(
+            "the .npy file is not a plain integer array of its own size",
+            got=f"{dtype} {shape}, {len(payload)} bytes",
+            expected=f"{size} bytes in C order",
+        )
+    return np.frombuffer(payload, dtype).astype(dtype.newbyteorder("="), copy=False).reshape(shape)

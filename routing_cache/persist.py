@@ -1,0 +1,318 @@
+"""Saving and loading what the trees know: one file, checked by a cryptographic hash.
+
+The file is written aside, synced and renamed, so that a killed process leaves the old one. Row
+digests go with the rows, so the binding to tokens and weight version survives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from routing_cache.cache import RoutingCache
+from routing_cache.errors import CodecError, LayoutError
+from routing_cache.memory import Segment, Slab
+from routing_cache.provenance import ConflictPolicy, Kind, Provenance
+from routing_cache.radix_tree import TOKEN_BYTES, Node, RadixTree
+from routing_cache.routed_experts import RowLayout
+from routing_cache.row_index import RowIndex
+
+_MAGIC = b"RRCACHE1"
+_PREFIX = struct.Struct("<8sQ")  # magic, bytes of the JSON index
+_HASH_BYTES = 32
+_CHUNK_BYTES = 1 << 20
+_MAX_INDEX_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class _SavedSegment:
+    start: int
+    num_rows: int
+    origin: int
+    has_missing: bool
+
+
+@dataclass(frozen=True)
+class _SavedNode:
+    parent: int  # position in the version's list, -1 for the root
+    num_tokens: int
+    age: int  # place in the least-recently-used order
+    segments: tuple[_SavedSegment, ...]
+
+
+@dataclass(frozen=True)
+class _Index:
+    layout: RowLayout
+    conflict_policy: ConflictPolicy
+    digest_key: int
+    with_digests: bool
+    origins: tuple[Provenance, ...]
+    versions: tuple[tuple[int, tuple[_SavedNode, ...]], ...]
+
+
+def save(cache: RoutingCache, path: Path) -> int:
+    """Write all trees of ``cache`` to ``path``; returns the file's size in bytes.
+
+    Open sessions and leases are not saved; what they recorded is.
+    """
+    with cache.exclusive():
+        versions = [(version, list(tree.nodes())) for version, tree in cache.trees()]
+        ages = {node: age for age, node in enumerate(cache.lru.nodes)}
+        segments = [s for _, nodes in versions for node in nodes for s in node.payload.segments]
+        origins = list(dict.fromkeys(s.provenance for s in segments))
+        index = json.dumps(
+            {
+                "layout": [
+                    cache.layout.num_hidden_layers,
+                    list(cache.layout.moe_layers),
+                    cache.layout.num_experts,
+                    cache.layout.moe_top_k,
+                ],
+                "conflict_policy": cache.conflict_policy,
+                "digest_key": cache.digester.key,
+                "with_digests": cache.store.with_digests,
+                "origins": origins,
+                "versions": [[v, _describe(nodes, ages, origins)] for v, nodes in versions],
+            }
+        ).encode()
+        with _replacing(path) as file:
+            writer = _HashingWriter(file)
+            writer.write(_PREFIX.pack(_MAGIC, len(index)))
+            writer.write(index)
+            for _, nodes in versions:
+                for node in nodes:
+                    writer.write(node.edge)
+            for segment in segments:
+                rows = segment.rows
+                writer.write(
+                    rows.astype(rows.dtype.newbyteorder("<"), copy=False).reshape(-1).data.cast("B")
+                )
+                if segment.digests is not None:
+                    writer.write(segment.digests.astype("<u8", copy=False).data.cast("B"))
+            file.write(writer.digest())
+            return writer.num_bytes + _HASH_BYTES
+
+
+def load(
+    path: Path,
+    *,
+    layout: RowLayout | None = None,
+    budget_bytes: int | None = None,
+    spill_dir: Path | None = None,
+) -> RoutingCache:
+    """A cache with what :func:`save` wrote.
+
+    Args:
+        layout: the model the file must belong to; None takes the file's word.
+
+    Raises:
+        CodecError: foreign, truncated or damaged; nothing of it is used.
+        LayoutError: rows of another model.
+        BudgetError: the file does not fit ``budget_bytes``.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        _check_hash(file, size, path)
+        index = _read_index(file, size)
+        if layout is not None and layout != index.layout:
+            raise LayoutError(
+                "the file holds rows of another model", got=index.layout, expected=layout
+            )
+        cache = RoutingCache(
+            index.layout,
+            conflict_policy=index.conflict_policy,
+            budget_bytes=budget_bytes,
+            spill_dir=spill_dir,
+            digest=index.with_digests,
+            digest_key=index.digest_key,
+        )
+        with cache.exclusive():
+            nodes = [
+                (node, saved)
+                for version, saved_nodes in index.versions
+                for node, saved in _restore_tree(cache, version, saved_nodes, file)
+            ]
+            for node, saved in nodes:
+                node.payload.segments = [
+                    _read_segment(cache, s, index, file) for s in saved.segments
+                ]
+            for node, _ in sorted(nodes, key=lambda pair: pair[1].age):
+                cache.lru.nodes.move_to_end(node)
+    return cache
+
+
+def _describe(
+    nodes: list[Node[RowIndex]], ages: dict[Node[RowIndex], int], origins: list[Provenance]
+) -> list[object]:
+    numbers = {id(node): number for number, node in enumerate(nodes)}
+    return [
+        [
+            numbers.get(id(node.parent), -1),
+            len(node.edge) // TOKEN_BYTES,
+            ages[node],
+            [
+                [s.start, s.stop - s.start, origins.index(s.provenance), int(s.has_missing)]
+                for s in node.payload.segments
+            ],
+        ]
+        for node in nodes
+    ]
+
+
+class _HashingWriter:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hash = hashlib.blake2b(digest_size=_HASH_BYTES)
+        self.num_bytes = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+        self.num_bytes += len(data)
+
+    def digest(self) -> bytes:
+        return self._hash.digest()
+
+
+@contextmanager
+def _replacing(path: Path) -> Generator[BinaryIO]:
+    """A file that takes ``path``'s place when the block ends well and vanishes otherwise."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with aside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _check_hash(file: BinaryIO, size: int, path: Path) -> None:
+    """Read the whole file once in small pieces before anything in it is believed."""
+    if size < _PREFIX.size + _HASH_BYTES or file.read(len(_MAGIC)) != _MAGIC:
+        raise CodecError(f"{path} is no saved routing cache", got=f"{size} bytes")
+    digest = hashlib.blake2b(_MAGIC, digest_size=_HASH_BYTES)
+    left = size - _HASH_BYTES - len(_MAGIC)
+    while left > 0:
+        piece = file.read(min(left, _CHUNK_BYTES))
+        digest.update(piece)
+        left -= len(piece)
+    if file.read(_HASH_BYTES) != digest.digest():
+        raise CodecError(f"{path} is truncated or damaged", fix="use the save before it")
+    file.seek(0)
+
+
+def _read_index(file: BinaryIO, size: int) -> _Index:
+    _, index_bytes = _PREFIX.unpack(file.read(_PREFIX.size))
+    if index_bytes > min(size, _MAX_INDEX_BYTES):
+        raise CodecError("the index is larger than the file", got=index_bytes, expected=size)
+    try:
+        return _parse_index(file.read(index_bytes))
+    except (ValueError, TypeError, KeyError, RecursionError, LayoutError) as error:
+        raise CodecError(f"the index is no index of a routing cache: {error!r}") from error
+
+
+def _parse_index(text: bytes) -> _Index:
+    data = cast("dict[str, object]", json.loads(text))
+    hidden, layers, experts, top_k = cast("tuple[int, list[int], int, int]", data["layout"])
+    origins = tuple(
+        Provenance(str(engine), int(version), _kind(kind))
+        for engine, version, kind in cast("list[tuple[str, int, str]]", data["origins"])
+    )
+    policy = str(data["conflict_policy"])
+    if policy not in ("first", "latest"):
+        raise ValueError(f"conflict_policy {policy}")
+    versions = tuple(
+        (int(version), tuple(_parse_node(item, len(origins)) for item in nodes))
+        for version, nodes in cast("list[tuple[int, list[list[object]]]]", data["versions"])
+    )
+    return _Index(
+        RowLayout(hidden, tuple(layers), experts, top_k),
+        policy,
+        int(cast("int", data["digest_key"])),
+        bool(data["with_digests"]),
+        origins,
+        versions,
+    )
+
+
+def _kind(kind: str) -> Kind:
+    if kind not in ("decode", "prefill"):
+        raise ValueError(f"kind {kind}")
+    return kind
+
+
+def _parse_node(item: list[object], num_origins: int) -> _SavedNode:
+    parent, num_tokens, age, segments = cast("tuple[int, int, int, list[list[int]]]", tuple(item))
+    parsed = tuple(
+        _SavedSegment(int(start), int(num_rows), int(origin), bool(missing))
+        for start, num_rows, origin, missing in segments
+    )
+    if any(not 0 <= s.origin < num_origins or s.num_rows <= 0 for s in parsed):
+        raise ValueError("a segment names no origin or no rows")
+    return _SavedNode(int(parent), int(num_tokens), int(age), parsed)
+
+
+def _restore_tree(
+    cache: RoutingCache, version: int, saved_nodes: tuple[_SavedNode, ...], file: BinaryIO
+) -> list[tuple[Node[RowIndex], _SavedNode]]:
+    tree: RadixTree[RowIndex] = cache.tree(version)
+    nodes: list[Node[RowIndex]] = []
+    for saved in saved_nodes:
+        if not -1 <= saved.parent < len(nodes):
+            raise CodecError("a node comes before its parent", got=saved.parent)
+        parent = tree.root if saved.parent < 0 else nodes[saved.parent]
+        edge = _read_exactly(file, saved.num_tokens * TOKEN_BYTES)
+        nodes.append(tree.graft(parent, edge))
+        end = parent.end
+        for segment in saved.segments:
+            if segment.start < end:
+                raise CodecError("segments overlap or leave their node", got=segment.start)
+            end = segment.start + segment.num_rows
+        if end > nodes[-1].end:
+            raise CodecError("segments leave their node", got=end, expected=nodes[-1].end)
+    return list(zip(nodes, saved_nodes, strict=True))
+
+
+def _read_segment(
+    cache: RoutingCache, saved: _SavedSegment, index: _Index, file: BinaryIO
+) -> Segment:
+    layout = cache.layout
+    cache.reserve(saved.num_rows * cache.store.slab_row_bytes)
+    data = _read_exactly(file, saved.num_rows * layout.row_bytes)
+    rows = np.frombuffer(data, layout.dtype.newbyteorder("<")).astype(layout.dtype)
+    digests = None
+    if index.with_digests:
+        digests = np.frombuffer(_read_exactly(file, 8 * saved.num_rows), "<u8").astype(np.uint64)
+    shape = (saved.num_rows, layout.num_moe_layers, layout.moe_top_k)
+    slab: Slab = cache.store.adopt_array(rows, digests, shape)
+    return Segment(
+        saved.start,
+        saved.start + saved.num_rows,
+        slab,
+        0,
+        index.origins[saved.origin],
+        saved.has_missing,
+    )
+
+
+def _read_exactly(file: BinaryIO, num_bytes: int) -> bytes:
+    data = file.read(num_bytes) if num_bytes >= 0 else b""
+    if len(data) != num_bytes:
+        raise CodecError("the file is cut short", got=len(data), expected=num_bytes)
+    return data

@@ -1,0 +1,197 @@
+"""One engine reply: reading it, and deciding which of its rows a session takes.
+
+Pure functions over segments; :class:`~routing_cache.session.Session` carries out what they plan.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from routing_cache.digest import Digester, Digests
+from routing_cache.errors import RowCountError
+from routing_cache.memory import Segment, clip_all
+from routing_cache.provenance import Comparison, ConflictPolicy, Kind, compare_rows
+from routing_cache.radix_tree import TOKEN_BYTES
+from routing_cache.routed_experts import RowLayout, Rows, check_rows
+
+
+class Reply(NamedTuple):
+    """A validated answer of the engine, bad rows already marked missing."""
+
+    rows: Rows  # [R, L, K]
+    digests: Digests | None  # [R]
+    start: int  # absolute index of the first row
+    prefill_end: int  # absolute index of the first decoded row
+    weight_version: int
+    turn: int
+    num_bad: int
+    num_missing: int  # marked by the engine, bad ones not counted
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.rows)
+
+    @property
+    def has_missing(self) -> bool:
+        return self.num_bad + self.num_missing > 0
+
+    def cut(self, start: int, stop: int) -> Rows:
+        """Rows of tokens ``[start, stop)``, absolute indices."""
+        return self.rows[start - self.start : stop - self.start]
+
+    def kind(self, position: int) -> Kind:
+        return "prefill" if position < self.prefill_end else "decode"
+
+
+class Piece(NamedTuple):
+    """Rows ``[start, stop)`` that a session gains, all of one kind."""
+
+    start: int
+    stop: int
+    shared: Segment | None  # take these rows of a sibling instead of the reply's
+    publish: bool  # the reply's rows become what the tree knows for these tokens
+
+
+class Found(NamedTuple):
+    """A comparison of known rows with the reply's, for the disagreement counts."""
+
+    comparison: Comparison
+    start: int
+
+
+def read_reply(
+    rows: NDArray[np.integer],
+    key: bytes,
+    num_known: int,
+    layout: RowLayout,
+    digester: Digester | None,
+    *,
+    start: int,
+    num_prefill: int,
+    weight_version: int,
+    turn: int,
+) -> Reply:
+    """Check ``rows`` against the tokens they claim to cover; ``key`` holds all of them.
+
+    Raises:
+        LayoutError, RowCountError: see :meth:`Session.record`.
+    """
+    stop = len(key) // TOKEN_BYTES - 1
+    block = layout.canonical(rows)
+    if not 0 <= start <= num_known:
+        raise RowCountError(
+            f"rows {num_known} to {start - 1} were never received"
+            if start > 0
+            else "start must not be negative",
+            got=f"start={start}",
+            expected=f"0 <= start <= num_rows={num_known}",
+            fix="ask the engine for rows from session.num_rows on",
+        )
+    if len(block) != stop - start:
+        raise RowCountError(
+            f"the reply's rows do not cover tokens [{start}, {stop}) of {stop + 1}",
+            got=len(block),
+            expected=stop - start,
+            fix="state the start that the engine really used; never pad rows into shape",
+        )
+    if not 0 <= num_prefill <= len(block):
+        raise RowCountError(
+            "num_prefill counts the leading rows of this reply",
+            got=num_prefill,
+            expected=f"0 to {len(block)}",
+            fix="pass the prompt length minus start",
+        )
+    check = check_rows(block, layout)
+    if check.bad is not None:
+        block = block.copy()
+        block[check.bad] = layout.missing
+    digests = None
+    if digester is not None:
+        ids = np.frombuffer(key, np.int32, len(block), start * TOKEN_BYTES)
+        digests = digester.rows(block, ids, start=start, weight_version=weight_version)
+    return Reply(
+        block,
+        digests,
+        start,
+        start + num_prefill,
+        weight_version,
+        turn,
+        check.num_bad,
+        check.num_missing,
+    )
+
+
+def plan_overlap(
+    reply: Reply, own: list[Segment], policy: ConflictPolicy, missing: int
+) -> tuple[list[tuple[int, int]], list[Found]]:
+    """Compare the reply with the session's ``own`` rows; ranges where the reply's rows win.
+
+    A row that only one side knows wins over a missing one, whatever the policy.
+    """
+    replaced: list[tuple[int, int]] = []
+    comparisons: list[Found] = []
+    for stored in clip_all(own, reply.start, reply.stop):
+        comparison = compare_rows(stored.rows, reply.cut(stored.start, stored.stop), missing)
+        comparisons.append(Found(comparison, stored.start))
+        if comparison.changed_rows is None:
+            continue
+        if policy == "first":
+            wins = comparison.old_missing
+        elif comparison.new_missing is None:
+            wins = comparison.changed_rows
+        else:
+            wins = comparison.changed_rows & ~comparison.new_missing
+        if wins is not None:
+            replaced += [(stored.start + a, stored.start + b) for a, b in true_runs(wins)]
+    return replaced, comparisons
+
+
+def plan_new(
+    reply: Reply, known: list[Segment], start: int, policy: ConflictPolicy, missing: int
+) -> tuple[list[Piece], list[Found]]:
+    """Decide for rows from ``start`` on: share what a sibling brought, or store the reply's.
+
+    ``known`` are the rows that other sessions of the same weight version put under the same
+    tokens. Prompt rows are shared under ``first``, so that a group holds its prompt once. A
+    decoded row is shared only when it is equal: the rows that produced this session's
+    log-probabilities are the reply's.
+    """
+    pieces: list[Piece] = []
+    comparisons: list[Found] = []
+    position = start
+    for segment in known:
+        pieces += _fresh(reply, position, segment.start)
+        for part in _cut_at(segment, reply.prefill_end):
+            comparison = compare_rows(part.rows, reply.cut(part.start, part.stop), missing)
+            comparisons.append(Found(comparison, part.start))
+            fills = comparison.old_missing is not None and comparison.new_missing is None
+            is_prompt = reply.kind(part.start) == "prefill"
+            shares = comparison.identical or (is_prompt and policy == "first" and not fills)
+            publish = fills or policy == "latest"
+            pieces.append(Piece(part.start, part.stop, part if shares else None, publish))
+        position = segment.stop
+    pieces += _fresh(reply, position, reply.stop)
+    return pieces, comparisons
+
+
+def _fresh(reply: Reply, start: int, stop: int) -> list[Piece]:
+    if start >= stop:
+        return []
+    cuts = sorted({start, stop, min(max(reply.prefill_end, start), stop)})
+    return [Piece(a, b, None, True) for a, b in pairwise(cuts)]
+
+
+def _cut_at(segment: Segment, position: int) -> list[Segment]:
+    if segment.start < position < segment.stop:
+        return [segment.clip(segment.start, position), segment.clip(position, segment.stop)]
+    return [segment]
+
+
+def true_runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """``[start, stop)`` of every run of True in ``mask``."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
