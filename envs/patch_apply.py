@@ -2,7 +2,7 @@
 
 No fuzz, no reversal, no renames, copies, mode changes or binary hunks: a patch that asks for one
 of those is refused. Hunks may have moved: like git, the nearest place where every context and
-removed line matches is taken.
+removed line matches is taken. Where git would glue two lines together, it is refused.
 """
 
 from __future__ import annotations
