@@ -20,6 +20,7 @@ from typing import Protocol
 
 from agent_rl.config import RunConfig
 from agent_rl.curriculum import Curriculum
+from agent_rl.metrics.probe import without_replay
 from agent_rl.metrics.rollout import rollout_metrics
 from agent_rl.protocols import Generator, Trainer
 from agent_rl.samples import build_samples
@@ -64,6 +65,8 @@ async def train_steps(parts: LoopParts, observer: StepObserver, *, first_step: i
         samples = build_samples(groups, parts.config)
         metrics = rollout_metrics(groups)
         if samples:  # equal rewards teach nothing: such a step leaves the weights alone
+            if is_due(step, parts.config.train.mismatch_every):
+                metrics |= without_replay(parts.trainer, samples)
             metrics |= parts.trainer.step(samples)
             version = parts.trainer.weight_version
             await parts.engine.load_weights(parts.trainer.publish_weights(), version)
@@ -76,6 +79,11 @@ async def train_steps(parts: LoopParts, observer: StepObserver, *, first_step: i
                 trajectory.routed_experts.release()
         if stop:
             return
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether something done ``every`` steps is due; 0 is never."""
+    return every > 0 and step % every == 0
 
 
 def time_split(groups: Sequence[Group], collect_s: float, train_s: float) -> dict[str, float]:

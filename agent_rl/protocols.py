@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from agent_rl.types import Completion, GenerateRequest, TrainSample
+from agent_rl.types import Completion, Floats, GenerateRequest, TrainSample
 from routing_cache import RowLayout
 
 Weights = Mapping[str, Any]  # Hugging Face parameter name -> CPU tensor
@@ -39,6 +39,15 @@ class Generator(Protocol):
     async def aclose(self) -> None: ...
 
 
+class Scored(Protocol):
+    """What a trainer thinks of one sample."""
+
+    @property
+    def logprobs(self) -> Floats:
+        """``[T]`` under the current weights at the sampling temperature, 0 where not sampled."""
+        ...
+
+
 class Trainer(Protocol):
     """A trainer: scores samples under the old policy, takes mini-steps, publishes weights."""
 
@@ -51,6 +60,12 @@ class Trainer(Protocol):
         Takes the samples' leases only for the call; raises ``ReplayError`` before the optimizer
         moves when rows are missing in strict mode or damaged.
         """
+        ...
+
+    def score(
+        self, samples: Sequence[TrainSample], replay: Literal["off", "r3"]
+    ) -> Sequence[Scored]:
+        """Score samples under the current weights, with or without their rows; moves nothing."""
         ...
 
     def publish_weights(self) -> Weights: ...

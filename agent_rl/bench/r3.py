@@ -18,7 +18,8 @@ from agent_rl.assemble import TASK_SOURCES, Rollout, assemble_rollout
 from agent_rl.config import EngineConfig, RunConfig
 from agent_rl.engines.recording import RecordingGenerator
 from agent_rl.metrics.mismatch import exact_kl, f_tau, flip_rate, k3, tokens_with_flip
-from agent_rl.trainer.megatron import MegatronTrainer, SampleScore
+from agent_rl.trainer.megatron import MegatronTrainer
+from agent_rl.trainer.scores import SampleScore
 from agent_rl.types import TrainSample, Trajectory
 from envs.base import Task
 

@@ -39,6 +39,7 @@ def plot_run(
 
     for key, label, colour in (
         ("kl_k3_rollout_old", "k3 KL(rollout ‖ old policy)", _INK),
+        ("kl_k3_no_replay", "the same without replay", "#e3b98c"),
         ("f_2", "F(2)", "#c0504d"),
     ):
         points = [(row["step"], row[key]) for row in metrics if row.get(key, 0.0) > 0]
@@ -47,7 +48,7 @@ def plot_run(
     if mismatch.lines:
         mismatch.set_yscale("log")
         mismatch.legend(fontsize=8)
-    mismatch.set(title="Rollout against training, with replay", xlabel="step")
+    mismatch.set(title="Rollout against training", xlabel="step")
 
     flips = [(row["step"], row["router_flip_rate"]) for row in metrics if "router_flip_rate" in row]
     if flips:
