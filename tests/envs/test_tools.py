@@ -1,0 +1,132 @@
+"""The tool box: typed calls, and refusals that change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from affine_repo import BROKEN, affine_task
+
+from envs import tools as t
+from envs.base import ExecResult
+from envs.case_runner import CaseRunner
+from envs.errors import WorkspaceError
+from envs.sandbox.launch import SandboxSpec
+from envs.sandbox.sandbox import WorkerSandbox
+from envs.testing import SuiteReport
+from envs.workspace import Workspace
+
+TASK = affine_task()
+LIMITS = t.ToolLimits(max_lines=5, bash_timeout_s=1.0, output_cap_bytes=1000)
+
+
+@pytest.fixture
+def box(case_runner: CaseRunner) -> Iterator[t.ToolBox]:
+    workspace = Workspace(TASK.files, lambda: WorkerSandbox(SandboxSpec("bubblewrap")))
+    yield t.ToolBox(TASK, workspace, case_runner, LIMITS)
+    workspace.close()
+
+
+def test_view(box: t.ToolBox) -> None:
+    whole = box.run(t.View("solution.py"))
+    lines = ((1, "def affine(x):"), (2, "    t = x * 2"), (3, "    return t + 4"))
+    assert whole == t.Listing(tuple(("solution.py", n, text) for n, text in lines))
+    part = box.run(t.View("solution.py", 2, 2))
+    assert part == t.Listing((("solution.py", 2, "    t = x * 2"),))
+    for call in (t.View("solution.py", 0, 2), t.View("solution.py", 3, 2), t.View("solution.py", 1, 9)):
+        result = box.run(call)
+        assert isinstance(result, t.Refused)
+        assert result.kind == "lines"
+
+
+@pytest.mark.parametrize("path", ["gone.py", "../etc/passwd", "/etc/passwd", "tests", "", "a\0b"])
+def test_unusable_paths_are_refused(box: t.ToolBox, path: str) -> None:
+    for call in (
+        t.View(path),
+        t.ReplaceLines(path, 1, 1, "x"),
+        t.Edit(path, "a", "b"),
+    ):
+        result = box.run(call)
+        assert isinstance(result, t.Refused)
+        assert result.kind == "path"
+    assert box.workspace.snapshot() == TASK.files
+
+
+def test_search_is_plain_text_and_capped(box: t.ToolBox) -> None:
+    assert box.run(t.Search("x * 2")) == t.Listing((("solution.py", 2, "    t = x * 2"),))
+    assert box.run(t.Search("(a+)+$")) == t.Listing(())
+    assert isinstance(box.run(t.Search("")), t.Refused)
+    many = box.run(t.Search("e"))
+    assert isinstance(many, t.Listing)
+    assert len(many.lines) == 5
+    assert many.num_left_out > 0
+    only = box.run(t.Search("affine", "tests/"))
+    assert isinstance(only, t.Listing)
+    assert {path for path, _, _ in only.lines} == {"tests/test_visible.py"}
+
+
+def test_replace_lines_keeps_the_rest_to_the_byte(box: t.ToolBox) -> None:
+    data = b"one\r\ntwo\xff\r\nthree"
+    box.workspace.write("f", data)
+    assert box.run(t.ReplaceLines("f", 1, 1, "ONE")) == t.Done()
+    assert box.workspace.read("f") == b"ONE\ntwo\xff\r\nthree"
+    assert box.run(t.ReplaceLines("f", 2, 3, "end")) == t.Done()
+    assert box.workspace.read("f") == b"ONE\nend"
+    assert box.run(t.ReplaceLines("f", 1, 1, "")) == t.Done()
+    assert box.workspace.read("f") == b"end"
+    for start, end in ((0, 1), (2, 1), (1, 2), (-1, 1)):
+        assert isinstance(box.run(t.ReplaceLines("f", start, end, "x")), t.Refused)
+    assert box.workspace.read("f") == b"end"
+
+
+def test_edit_wants_exactly_one_place(box: t.ToolBox) -> None:
+    assert box.run(t.Edit("solution.py", "x * 2", "x * 3")) == t.Done()
+    assert b"x * 3" in box.workspace.read("solution.py")
+    for old in ("t", "absent", ""):
+        assert isinstance(box.run(t.Edit("solution.py", old, "y")), t.Refused)
+
+
+def test_create_never_overwrites(box: t.ToolBox) -> None:
+    assert box.run(t.Create("new/file.py", "x = 1\n")) == t.Done()
+    assert box.workspace.read("new/file.py") == b"x = 1\n"
+    for path in ("solution.py", "solution.py/below", "new", "../x"):
+        assert isinstance(box.run(t.Create(path, "x")), t.Refused)
+    assert box.workspace.read("solution.py") == BROKEN
+
+
+def test_a_test_file_rewritten_into_another_form_is_a_refusal(box: t.ToolBox) -> None:
+    assert isinstance(box.run(t.RunTests()), SuiteReport)
+    box.workspace.write("tests/test_visible.py", b"def test_0():\n    pass\n")
+    assert isinstance(box.run(t.RunTests()), t.Refused)
+
+
+def test_a_shell_works_on_the_same_tree(box: t.ToolBox) -> None:
+    box.run(t.Edit("solution.py", "x * 2", "x * 5"))
+    result = box.run(t.Bash("grep -c 'x \\* 5' solution.py; sed -i s/5/3/ solution.py; ls tests"))
+    assert isinstance(result, ExecResult)
+    assert result.output == b"1\ntest_visible.py\n"
+    assert b"x * 3" in box.workspace.read("solution.py")
+    report = box.run(t.RunTests())
+    assert isinstance(report, SuiteReport)
+    assert report.passed
+    assert set(box.workspace.snapshot()) == set(TASK.files)
+    late = box.run(t.Bash("sleep 60"))
+    assert isinstance(late, ExecResult)
+    assert late.timed_out
+    assert isinstance(box.run(t.Bash("a\0b")), t.Refused)
+
+
+def test_without_a_sandbox_there_is_no_shell(case_runner: CaseRunner) -> None:
+    box = t.ToolBox(TASK, Workspace(TASK.files), case_runner)
+    assert isinstance(box.run(t.Bash("ls")), t.Refused)
+
+
+def test_submit_and_invalid(box: t.ToolBox) -> None:
+    assert box.run(t.Submit()) == t.Submitted()
+    assert box.run(t.Invalid("what?")) == t.Refused("what?")
+
+
+def test_a_file_has_a_largest_size() -> None:
+    workspace = Workspace({})
+    with pytest.raises(WorkspaceError, match="too large"):
+        workspace.write("big", bytes((4 << 20) + 1))
