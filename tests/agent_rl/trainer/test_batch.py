@@ -14,7 +14,6 @@ from agent_rl.trainer.batch import (
     lay_out,
     plan_micro_batches,
     shard_context,
-    spread_rows,
 )
 from agent_rl.types import TrainSample
 from routing_cache import ArrayRows, RowLayout
@@ -171,11 +170,14 @@ def test_an_empty_micro_batch_still_has_a_shape() -> None:
 
 
 def test_padding_loads_every_rank_alike() -> None:
-    rows = spread_rows(100, 128, 8)
-    assert all(len(set(row)) == 8 for row in rows.tolist())
-    per_rank = np.bincount(rows.flatten() // 16, minlength=8)
-    assert per_rank.min() >= 96
-    assert per_rank.max() <= 112
+    """100 padded positions of a model with 128 experts on 8 ranks: no rank gets them all."""
+    layout = RowLayout(num_hidden_layers=2, moe_layers=(0, 1), num_experts=128, moe_top_k=8)
+    batch = lay_out([], [], index=0, layout=layout, alignment=100)
+    for rows in batch.rows.flatten(1, 2).long():
+        assert all(len(set(row)) == 8 for row in rows.tolist())
+        per_rank = torch.bincount(rows.flatten() // 16, minlength=8)
+        assert int(per_rank.min()) >= 96
+        assert int(per_rank.max()) <= 112
 
 
 def test_padded_rows_of_a_batch_have_distinct_ids() -> None:

@@ -17,7 +17,7 @@ from agent_rl.trainer.checkpoint import CheckpointStore
 from agent_rl.trainer.model import ModelShape
 from agent_rl.trainer.weights import export_like, read_folder
 from agent_rl.types import TrainSample
-from routing_cache import ArrayRows
+from routing_cache import ArrayRows, RoutingCacheError
 
 pytestmark = pytest.mark.megatron
 
@@ -273,6 +273,48 @@ def test_rows_of_other_tokens_are_refused_in_every_mode(
     )
     with pytest.raises(ReplayError, match="2 samples do not belong to their rows: sample-0"):
         make_trainer(routing={"replay": mode}).step(samples)
+
+
+@pytest.mark.parametrize("dense", [[0], [1, 3]])
+def test_rows_of_all_layers_and_of_moe_layers_score_alike(
+    make_policy, make_samples, make_trainer, dense: list[int]
+) -> None:
+    """Engines answer with dense layers in the axis, as zeros, or without them."""
+    folder = make_policy(num_hidden_layers=4, mlp_only_layers=dense)
+    samples = make_samples((9, 14), folder=folder)
+    trainer = make_trainer(folder)
+    wide = []
+    for sample in samples:
+        rows, _ = sample.routed_experts.gather(stop=len(sample.token_ids) - 1)
+        full = np.zeros((len(rows), 4, 4), dtype=np.uint8)
+        full[:, [layer for layer in range(4) if layer not in dense]] = rows
+        held = ArrayRows(trainer.row_layout, sample.token_ids, full)
+        wide.append(dataclasses.replace(sample, routed_experts=held))
+    for one, other in zip(trainer.score(samples, "r3"), trainer.score(wide, "r3"), strict=True):
+        assert np.array_equal(one.logprobs, other.logprobs)
+    with pytest.raises(RoutingCacheError):
+        ArrayRows(trainer.row_layout, samples[0].token_ids, np.zeros((8, 5, 4), dtype=np.uint8))
+
+
+def test_scoring_checks_digests_and_reports_the_live_choice(make_samples, make_trainer) -> None:
+    samples = make_samples(LENGTHS)
+    trainer = make_trainer()
+    live = [s.live_experts for s in trainer.score(samples, "off", live_routing=True)]
+    assert [len(rows) for rows in live] == [n - 1 for n in LENGTHS]
+    own = [
+        dataclasses.replace(
+            s, routed_experts=ArrayRows(trainer.row_layout, s.token_ids, rows.astype(np.uint8))
+        )
+        for s, rows in zip(samples, live, strict=True)
+    ]
+    # Replaying the live choice is no replay, bit for bit, and flips nowhere.
+    for one, other in zip(trainer.score(own, "r3"), trainer.score(samples, "off"), strict=True):
+        assert np.array_equal(one.logprobs, other.logprobs)
+    metrics = trainer.step(own)
+    assert metrics["router_flip_rate"] == metrics["tokens_with_flip"] == 0.0
+    foreign = dataclasses.replace(samples[0], routed_experts=samples[1].routed_experts)
+    with pytest.raises(ReplayError, match="sample-0"):
+        trainer.score([foreign], "off")
 
 
 def test_rows_too_short_and_arrays_of_other_lengths_are_refused(make_samples, make_trainer) -> None:
