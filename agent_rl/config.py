@@ -88,7 +88,7 @@ class RoutingConfig:
 class AlgorithmConfig:
     """GRPO and its knobs."""
 
-    loss: Literal["grpo"] = "grpo"
+    loss: Literal["grpo", "sft"] = "grpo"
     advantage: Literal["grpo"] = "grpo"
     group_size: int = 8
     groups_per_step: int = 32

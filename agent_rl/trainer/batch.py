@@ -20,7 +20,7 @@ import torch
 from agent_rl.errors import ReplayError
 from agent_rl.trainer.router_replay import ReplayTable
 from agent_rl.types import TrainSample
-from routing_cache import RowLayout
+from routing_cache import RowLayout, spread_rows
 
 Reduction = Literal["token", "sequence"]
 
@@ -135,14 +135,13 @@ def lay_out(
     chosen = [samples[i] for i in indices]
     lengths = tuple(fed_tokens(sample) for sample in chosen)
     num, width = max(1, len(chosen)), aligned(max(lengths, default=0), alignment)
-    layers = layout.moe_layers if layers is None else tuple(layers)
-    slots = [layout.moe_layers.index(layer) for layer in layers]
+    slots = [layout.moe_layers.index(layer) for layer in layers or layout.moe_layers]
     ids, labels = np.zeros((2, num, width), dtype=np.int64)
     rollout, advantages, weights = np.zeros((3, num, width), dtype=np.float32)
     mask, units = np.zeros((num, width), dtype=bool), np.zeros((num, width), dtype=np.int32)
     padding = np.ones((num, width), dtype=bool)
-    rows = spread_rows(width * num, layout.num_experts, layout.moe_top_k)
-    rows = np.tile(rows.reshape(1, width, num, -1), (len(layers), 1, 1, 1))
+    rows = spread_rows(width * num, layout)[:, slots].astype(row_dtype(layout.num_experts))
+    rows = rows.reshape(width, num, len(slots), -1).transpose(2, 0, 1, 3).copy()  # [L, S, B, K]
     present = np.zeros((width, num), dtype=bool)
     for b, (sample, n) in enumerate(zip(chosen, lengths, strict=True)):
         ids[b, :n], labels[b, :n] = sample.token_ids[:n], sample.token_ids[1:]
@@ -186,12 +185,6 @@ def _loss_units(mask: np.ndarray, reduction: Reduction) -> tuple[np.ndarray, np.
 def row_dtype(num_experts: int) -> np.dtype:
     """Narrowest dtype that numpy and torch share for ids below ``num_experts``."""
     return np.dtype(np.uint8 if num_experts <= 256 else np.int16)
-
-
-def spread_rows(count: int, num_experts: int, moe_top_k: int) -> np.ndarray:
-    """Rows ``[count, K]`` of distinct ids that load all experts, and so all ranks, evenly."""
-    ids = np.arange(count * moe_top_k, dtype=np.int64) % num_experts
-    return ids.reshape(count, moe_top_k).astype(row_dtype(num_experts))
 
 
 def _sample_rows(

@@ -43,7 +43,7 @@ def check_samples(
 
     Raises ``ReplayError`` naming the samples.
     """
-    _verify(samples)
+    verify_samples(samples)
     fed = trained = replayed = trained_missing = 0
     missing: list[str] = []
     for sample in samples:
@@ -72,7 +72,8 @@ def _present(sample: TrainSample) -> np.ndarray:
     return sample.routed_experts.gather(layers=(0,), start=0, stop=num_rows)[1]
 
 
-def _verify(samples: Sequence[TrainSample]) -> None:
+def verify_samples(samples: Sequence[TrainSample]) -> None:
+    """Check lengths and digests. Raises ``ReplayError`` naming every sample that fails."""
     damaged, cause = [], None
     for sample in samples:
         lengths = {

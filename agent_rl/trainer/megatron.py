@@ -13,7 +13,6 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -26,11 +25,12 @@ from agent_rl.config import RunConfig
 from agent_rl.errors import CheckpointError, TrainerError
 from agent_rl.trainer import cpu_backend, logprobs, parallel
 from agent_rl.trainer.batch import MicroBatch, fed_tokens, lay_out, plan_micro_batches
-from agent_rl.trainer.ingest import check_samples
+from agent_rl.trainer.ingest import check_samples, verify_samples
 from agent_rl.trainer.loss import LOSSES, LossInputs
 from agent_rl.trainer.model import DTYPES, ModelShape, build_model, transformer_config, wrap_model
 from agent_rl.trainer.optimizer import PolicyOptimizer
 from agent_rl.trainer.router_replay import RouterReplay
+from agent_rl.trainer.scores import SampleScore, batch_scores
 from agent_rl.trainer.step_metrics import StepTotals
 from agent_rl.trainer.weights import (
     export_weights,
@@ -53,15 +53,6 @@ ReplayMode = Literal["off", "r2", "r3"]
 _ScheduleLoss = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 
 _ALIGNMENT = 8  # padded widths are multiples of it: fewer distinct shapes to allocate for
-
-
-@dataclass(frozen=True)
-class SampleScore:
-    """Log-probs of one sample under the trainer's current weights, at the config's temperature."""
-
-    logprobs: np.ndarray  # [T] float32, 0 where not sampled
-    full_logprobs: np.ndarray | None  # [N, V] float32 of the N sampled tokens, in order
-    live_experts: np.ndarray | None  # [T-1, L, K] what the live routers chose, or would have
 
 
 class MegatronTrainer:
@@ -145,18 +136,20 @@ class MegatronTrainer:
 
         ``replay="r3"`` uses the samples' rows (tokens without one are routed live), ``"off"`` the
         live routers. ``full_logits`` adds the whole distribution at every sampled token,
-        ``live_routing`` the choice of the live routers at every fed token.
+        ``live_routing`` the choice of the live routers at every fed token. Raises ``ReplayError``
+        when rows and tokens do not belong together.
         """
-        scores: list[SampleScore | None] = [None] * len(samples)
+        scores: dict[int, SampleScore] = {}
         with _threads(self._config.trainer.num_threads), self._replay.step():
+            verify_samples(samples)
             batches = self._lay_out(samples, range(len(samples)), replay, first_index=0)
 
             def take(batch: MicroBatch, scaled: torch.Tensor) -> None:
-                self._scatter(samples, batch, scaled, scores, full_logits, live_routing)
+                live = self._replay.recorded(batch.index) if live_routing else None
+                scores.update(batch_scores(batch, scaled, live, full_logits=full_logits))
 
             self._forward_only(batches, take, record=live_routing)
-        assert all(score is not None for score in scores)
-        return [score for score in scores if score is not None]
+        return [scores[i] for i in range(len(samples))]
 
     def publish_weights(self) -> dict[str, torch.Tensor]:
         """Hugging Face parameter name → CPU float32 copy, experts fused."""
@@ -369,34 +362,6 @@ class MegatronTrainer:
                 seq_length=max(batch.token_ids.shape[1] for batch in batches),
                 micro_batch_size=max(batch.token_ids.shape[0] for batch in batches),
                 forward_only=forward_only,
-            )
-
-    def _scatter(
-        self,
-        samples: Sequence[TrainSample],
-        batch: MicroBatch,
-        scaled: torch.Tensor,
-        scores: list[SampleScore | None],
-        full_logits: bool,
-        live_routing: bool,
-    ) -> None:
-        """Write a micro-batch's scores back to the samples' own token order."""
-        labels = batch.labels[batch.loss_mask].to(scaled.device)
-        values = logprobs.token_logprobs(scaled, labels).cpu()
-        full = logprobs.full_logprobs(scaled).cpu() if full_logits else None
-        live = None
-        if live_routing:  # position-major, as Megatron's tokens: [L, S, B, K]
-            live = self._replay.recorded(batch.index).unflatten(1, batch.present.shape).cpu()
-        owner = batch.loss_mask.nonzero()[:, 0]  # which sequence a sampled token belongs to
-        for b, i in enumerate(batch.samples):
-            own = owner == b
-            row = np.zeros(len(samples[i].token_ids), dtype=np.float32)
-            row[1:][batch.loss_mask[b, : batch.lengths[b]].numpy()] = values[own].numpy()
-            length = batch.lengths[b]
-            scores[i] = SampleScore(
-                row,
-                None if full is None else full[own].numpy(),
-                None if live is None else live[:, :length, b].movedim(0, 1).numpy(),
             )
 
 
