@@ -1,0 +1,51 @@
+"""Write ``requirements.lock``: what is installed here of everything that ``make setup`` needs.
+
+Run it in a working ``.venv`` after changing dependencies in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata as metadata
+from pathlib import Path
+
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+EXTRAS = ("train", "docker", "dev")
+_BUILD = ("setuptools", "wheel")
+
+
+def closure(root: str, extras: tuple[str, ...]) -> dict[str, str]:
+    """Name -> version of every installed distribution that ``root`` needs, itself left out."""
+    pins: dict[str, str] = {}
+    todo = [(canonicalize_name(root), frozenset(extras))]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while todo:
+        name, wanted = todo.pop()
+        if (name, wanted) in seen:
+            continue
+        seen.add((name, wanted))
+        distribution = metadata.distribution(name)
+        if name != canonicalize_name(root):
+            pins[name] = distribution.version.partition("+")[0]
+        for text in distribution.requires or []:
+            requirement = Requirement(text)
+            environments = [{**default_environment(), "extra": e} for e in (*wanted, "")]
+            if requirement.marker is None or any(
+                requirement.marker.evaluate(environment) for environment in environments
+            ):
+                todo.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
+    return pins
+
+
+def main() -> None:
+    pins = closure("agent-rl", EXTRAS)
+    pins |= {name: metadata.version(name) for name in _BUILD}
+    lines = [f"{name}=={version}" for name, version in sorted(pins.items())]
+    header = "# Made by scripts/lock.py; what `make setup` installs.\n"
+    Path("requirements.lock").write_text(header + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
