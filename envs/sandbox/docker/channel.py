@@ -98,7 +98,9 @@ class ShellChannel:
         code, oom_kills, left_behind = map(int, fields)
         return Ending("ended", code, oom_kills, bool(left_behind))
 
-    def _stop(self, pending: bytes, output: CappedOutput, how: Literal["deadline", "closed"]) -> Ending:
+    def _stop(
+        self, pending: bytes, output: CappedOutput, how: Literal["deadline", "closed"]
+    ) -> Ending:
         output.add(pending)
         return Ending(how)
 

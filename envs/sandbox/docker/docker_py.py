@@ -17,6 +17,7 @@ import docker
 import requests
 from docker import errors as docker_errors
 from docker.types import Ulimit
+from docker.utils import parse_repository_tag
 
 from envs.sandbox.docker.engine import (
     ContainerSpec,
@@ -45,7 +46,7 @@ class DockerPyEngine:
         >>> DockerPyEngine("unix:///run/podman/podman.sock")  # doctest: +SKIP
     """
 
-    def __init__(self, url: str | None = None, *, timeout_s: float = 120.0) -> None:
+    def __init__(self, url: str | None = None, *, timeout_s: int = 120) -> None:
         with _translated(f"connect to {url or 'DOCKER_HOST'}"):
             if url:
                 self._client = docker.DockerClient(base_url=url, timeout=timeout_s, version="auto")
@@ -64,14 +65,29 @@ class DockerPyEngine:
                 found = self._api.inspect_image(image)
         except (ImageMissingError, ContainerGoneError):
             return None
-        return ImageInfo(found["Id"], found.get("Architecture", ""))
+        labels = (found.get("Config") or {}).get("Labels") or {}
+        return ImageInfo(found["Id"], found.get("Architecture", ""), labels)
 
     def pull(self, image: str) -> None:
-        repository, tag = docker.utils.parse_repository_tag(image)
+        repository, tag = parse_repository_tag(image)
         with _translated(f"pull image {image}"):
             for line in self._api.pull(repository, tag=tag or "latest", stream=True, decode=True):
                 if "error" in line:
                     raise _error_of_text(f"pull image {image}", str(line["error"]))
+
+    def commit(self, container_id: str, image: str, labels: Mapping[str, str]) -> None:
+        repository, tag = parse_repository_tag(image)
+        # Changes replace what the container was started with, which is this package's own PID 1.
+        conf = {"Labels": dict(labels), "Entrypoint": [], "Cmd": ["bash"]}
+        with _translated(f"keep container {container_id[:12]} as {image}"):
+            self._api.commit(container_id, repository, tag=tag, conf=conf)
+
+    def remove_image(self, image: str) -> None:
+        try:
+            with _translated(f"remove image {image}"):
+                self._api.remove_image(image)
+        except (ImageMissingError, ContainerGoneError):
+            return
 
     def create(self, spec: ContainerSpec) -> str:
         options = spec.options
@@ -163,10 +179,9 @@ class DockerPyEngine:
             return 0
 
     def added_bytes(self, container_id: str) -> int:
-        url = self._api._url("/containers/{0}/json", container_id)
         with _translated(f"measure container {container_id[:12]}"):
-            answer = self._api._result(self._api._get(url, params={"size": 1}), True)
-        return answer.get("SizeRw") or 0
+            found = self._api.containers(all=True, size=True, filters={"id": container_id})
+        return found[0].get("SizeRw") or 0 if found else 0
 
     def put_archive(self, container_id: str, folder: str, data: bytes) -> None:
         with _translated(f"copy into container {container_id[:12]}"):
@@ -182,7 +197,7 @@ class DockerPyEngine:
                     total += len(part)
                     if total > max_bytes:
                         raise DockerError(
-                            f"archive of {path} is too large: got>{total} expected<={max_bytes} bytes"
+                            f"{path} is too large: got>{total} expected<={max_bytes} bytes"
                         )
                     parts.append(part)
         except ContainerGoneError as error:

@@ -1,13 +1,13 @@
 """What the sandbox needs from a container engine, as narrow as it goes.
 
-``docker_py.py`` implements it over the Docker API (Docker and Podman); tests implement it in memory.
+``docker_py.py`` implements it over the Docker API (Docker, Podman); tests implement it in memory.
 Every method raises a ``DockerError``; one that may pass by itself is a ``TransientDockerError``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from envs.sandbox.docker.options import DockerOptions
@@ -28,6 +28,7 @@ class ImageInfo:
 
     image_id: str
     architecture: str
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,14 @@ class Engine(Protocol):
         ...
 
     def pull(self, image: str) -> None: ...
+
+    def commit(self, container_id: str, image: str, labels: Mapping[str, str]) -> None:
+        """Keep a container's files as an image with this name."""
+        ...
+
+    def remove_image(self, image: str) -> None:
+        """Remove the name, and the image when it was its last. Already gone is fine."""
+        ...
 
     def create(self, spec: ContainerSpec) -> str: ...
 

@@ -16,7 +16,7 @@ class FrameReader:
         self._stream = 0
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Payloads in order, each with its stream (1 output, 2 error). A frame may come in parts."""
+        """Payloads in order, each with its stream (1 output, 2 error). A frame may be split."""
         parts: list[tuple[int, bytes]] = []
         view = memoryview(data)
         while view:

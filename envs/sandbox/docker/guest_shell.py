@@ -60,11 +60,14 @@ while IFS=' ' read -r nonce size stdin; do
 done
 """
 
-# $1: the file that carries folder, environment and functions on; $2: where to start; $3: the command.
+# $1: the file that carries folder, environment and functions on; $2: the first folder; $3: the
+# command.
 STATEFUL = r"""
 __state=$1; __start=$2; __command=$3
 if [[ -r $__state ]]; then unset $(compgen -e); . "$__state"; else cd -- "$__start"; fi 2>/dev/null
-__save() { { printf 'cd -- %q\n' "$PWD"; umask -p; export -p; declare -f; } >"$__state" 2>/dev/null; }
+__save() {
+  { printf 'cd -- %q\n' "$PWD"; umask -p; export -p; declare -f; } >"$__state" 2>/dev/null
+}
 trap '__save' EXIT
 set --
 eval "$__command"

@@ -148,16 +148,20 @@ class DockerHost:
         return container_id
 
     def _create(self, image: str, options: DockerOptions) -> str:
-        request = uuid.uuid4().hex
         expires_at = self.clock() + options.max_lifetime_s
-        labels = make_labels(self.run_id, self.owner, expires_at) | {_REQUEST_LABEL: request}
-        spec = ContainerSpec(image, options, labels)
-        try:
-            return self.backoff.run(lambda: self.engine.create(spec))
-        except BaseException:
-            # The answer may have been lost after the container was made: find it by its label.
-            self._remove_request(request)
-            raise
+        labels = make_labels(self.run_id, self.owner, expires_at)
+
+        def attempt() -> str:
+            request = uuid.uuid4().hex
+            spec = ContainerSpec(image, options, labels | {_REQUEST_LABEL: request})
+            try:
+                return self.engine.create(spec)
+            except BaseException:
+                # The answer may have been lost after the container was made: find it by label.
+                self._remove_request(request)
+                raise
+
+        return self.backoff.run(attempt)
 
     def _remove_request(self, request: str) -> None:
         try:

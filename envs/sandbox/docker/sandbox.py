@@ -305,7 +305,9 @@ class DockerSandbox:
         """
         with self._lock:
             self._check_open()
-            return archives.plain_files(self._engine.get_archive(self.container_id, path, max_bytes))
+            return archives.plain_files(
+                self._engine.get_archive(self.container_id, path, max_bytes)
+            )
 
     def kill_all(self) -> None:
         """Kill what runs; from another thread it ends a command in progress."""

@@ -1,0 +1,299 @@
+"""From a patch to a score, in a fresh container of the task's own image.
+
+Nothing that the agent did reaches this container but the source part of its patch. The official
+tests run as the image has them; outcomes come over a channel of their own; a run that would earn
+the reward is repeated with wrong expectations, which honest code must fail.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import random
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from envs.base import ExecResult, Score
+from envs.errors import InfrastructureError, PatchError, TaskError
+from envs.images import audit, control, outcomes, report_plugin
+from envs.images.sections import Section, split_patch
+from envs.images.task import ImageTask, TestPlan
+from envs.sandbox.docker.host import DockerHost
+from envs.sandbox.docker.options import DockerOptions
+from envs.sandbox.docker.sandbox import DockerSandbox
+
+_SETUP_TIMEOUT_S = 120.0
+_LOG_CAP_BYTES = 1 << 20
+_REPORT_CAP_BYTES = 16 << 20
+_PYTHON_CACHE = ("__pycache__", ".pytest_cache")
+
+
+@dataclass(frozen=True)
+class GradingPolicy:
+    """How strict training rewards are.
+
+    ``refuse_suspicious`` withholds the reward from patches that use means no fix needs; they are
+    reported either way. ``control_run`` repeats a passing run with wrong expectations.
+    """
+
+    refuse_suspicious: bool = True
+    control_run: bool = True
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What the gold patch showed of a task: what it needs, and which tests can be turned wrong."""
+
+    gold_means: frozenset[str] = frozenset()  # suspicious means that the solution itself uses
+    controls: frozenset[str] | None = None  # tests that fail the control run; None is not measured
+
+
+@dataclass(frozen=True)
+class TestRun:
+    """One run of the official tests."""
+
+    __test__ = False
+
+    result: ExecResult
+    outcomes: outcomes.Outcomes
+    tests_changed: bool
+
+
+class ImageGrader:
+    """Judges patches for image tasks. Thread-safe: every call has containers of its own."""
+
+    def __init__(
+        self, host: DockerHost, options: DockerOptions, policy: GradingPolicy | None = None
+    ) -> None:
+        self._host = host
+        self._options = replace(options, network="none")
+        self._policy = policy or GradingPolicy()
+
+    def grade(self, task: ImageTask, patch: bytes, validation: Validation | None = None) -> Score:
+        """Judge ``patch``. Never raises for infrastructure trouble, see ``Score.status``."""
+        try:
+            return self._grade(task, patch, validation or Validation())
+        except PatchError as error:
+            return Score(0.0, "graded", f"patch: {error}")
+        except InfrastructureError as error:
+            return Score(None, "infrastructure", str(error))
+
+    def _grade(self, task: ImageTask, patch: bytes, validation: Validation) -> Score:
+        if not patch:
+            return Score(0.0, "graded", "empty patch")
+        sections = split_patch(patch)
+        with self.container(task) as sandbox:
+            guarded = audit.protected_paths(sections, task.protected, _top_level(sandbox, task))
+            kept = [section for section in sections if section.path not in guarded]
+            means = audit.suspicious_means(kept, validation.gold_means)
+            touched = (*guarded, *(f"suspicious {entry}" for entry in means))
+            if not kept:
+                reason = "the patch changes protected files only"
+                return Score(0.0, "graded", reason, protected_touched=touched)
+            apply_sections(sandbox, task, kept)
+            run = run_tests(sandbox, task.plan)
+        score = replace(_score(task, run), protected_touched=touched)
+        if score.reward and means and self._policy.refuse_suspicious:
+            return replace(score, reward=0.0, reason=f"refused: {means[0]}")
+        if score.reward and self._policy.control_run and task.plan.plugin:
+            forged = self._forged(task, kept, validation)
+            if forged:
+                reason = f"refused: passes tests with wrong expectations: {forged[:3]}"
+                return replace(score, reward=0.0, reason=reason)
+        return score
+
+    def _forged(
+        self, task: ImageTask, sections: Sequence[Section], validation: Validation
+    ) -> list[str]:
+        """Tests that pass although what they expect is wrong."""
+        passed = self.control_passes(task, sections)
+        if validation.controls is None:
+            return sorted(passed)
+        return sorted(passed & validation.controls)
+
+    def control_passes(self, task: ImageTask, sections: Sequence[Section]) -> frozenset[str]:
+        """Names of expected passes that also pass the control run."""
+        with self.container(task) as sandbox:
+            apply_sections(sandbox, task, sections)
+            turn_tests_wrong(sandbox, task.plan)
+            run = run_tests(sandbox, task.plan)
+        statuses = outcomes.rename(run.outcomes.statuses, task.plan.names)
+        return frozenset(
+            name
+            for name, wanted in task.expected.items()
+            if wanted == "PASSED" and statuses.get(name) == "PASSED"
+        )
+
+    def container(self, task: ImageTask) -> _Container:
+        """A fresh container of the task's own image, with the official test files in place."""
+        options = replace(self._options, workspace=task.repository)
+        return _Container(self._host, task, options)
+
+    def check(self, task: ImageTask) -> Validation:
+        """Show that the task can be used: gold earns the reward, the base commit does not.
+
+        Raises TaskError saying which of it fails, InfrastructureError.
+        """
+        sections = split_patch(task.solution) if task.solution else []
+        if not sections:
+            raise TaskError(f"task {task.task_id} has no solution to validate it with")
+        means = audit.reasons_of(audit.suspicious_means(sections))
+        with self.container(task) as sandbox:
+            base = _score(task, run_tests(sandbox, task.plan))
+        if base.reward == 1.0:
+            raise TaskError(f"task {task.task_id} is solved as it stands: expected=a failing test")
+        with self.container(task) as sandbox:
+            apply_sections(sandbox, task, sections)
+            gold = _score(task, run_tests(sandbox, task.plan))
+        if gold.reward != 1.0:
+            raise TaskError(f"the gold patch of {task.task_id} fails: got={gold.reason}")
+        passes = {name for name, wanted in task.expected.items() if wanted == "PASSED"}
+        controls = None
+        if self._policy.control_run and task.plan.plugin:
+            controls = frozenset(passes - self.control_passes(task, sections))
+        return Validation(frozenset(means), controls)
+
+
+class _Container:
+    """A grading container as a context."""
+
+    def __init__(self, host: DockerHost, task: ImageTask, options: DockerOptions) -> None:
+        self._host, self._task, self._options = host, task, options
+
+    def __enter__(self) -> DockerSandbox:
+        self._sandbox = DockerSandbox.start(self._host, self._task.image, self._options)
+        try:
+            place_tests(self._sandbox, self._task.plan)
+        except BaseException:
+            self._sandbox.close()
+            raise
+        return self._sandbox
+
+    def __exit__(self, *_: object) -> None:
+        self._sandbox.close()
+
+
+def apply_sections(sandbox: DockerSandbox, task: ImageTask, sections: Sequence[Section]) -> None:
+    """Apply parts of a patch to the work tree. Raises PatchError when they do not fit."""
+    argv = ["git", "apply", "--whitespace=nowarn", "-"]
+    patch = b"".join(section.data for section in sections)
+    env = {
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CEILING_DIRECTORIES": posixpath.dirname(task.repository),
+    }
+    result = sandbox.exec(argv, timeout_s=_SETUP_TIMEOUT_S, stdin=patch, env=env)
+    if result.exit_code != 0:
+        raise PatchError(f"it does not apply: {result.output[-300:].decode(errors='replace')}")
+
+
+def place_tests(sandbox: DockerSandbox, plan: TestPlan) -> None:
+    """Put official test files and links where the plan wants them."""
+    for path in plan.files:
+        _must(sandbox, ["mkdir", "-p", "--", posixpath.dirname(path)])
+    if plan.files:
+        sandbox.put_files("/", {path.lstrip("/"): data for path, data in plan.files.items()})
+    for link, target in plan.links.items():
+        _must(sandbox, ["ln", "-sfn", "--", target, link])
+
+
+def run_tests(sandbox: DockerSandbox, plan: TestPlan) -> TestRun:
+    """Run the plan's command once; what it leaves running is killed before its report is read."""
+    before = _digest_tests(sandbox, plan)
+    nonce = secrets.token_hex(16)
+    folder = f"/tmp/.{secrets.token_hex(8)}"
+    report = f"{folder}/{nonce}"
+    env = dict(plan.environment)
+    if plan.plugin:
+        _must(sandbox, ["mkdir", "-p", folder])
+        sandbox.put_files(folder, {f"{report_plugin.PLUGIN_NAME}.py": report_plugin.SOURCE})
+        env |= {
+            report_plugin.PATH_VARIABLE: report,
+            "PYTEST_ADDOPTS": f"-p {report_plugin.PLUGIN_NAME} -p no:cacheprovider",
+            "PYTHONPATH": folder,
+        }
+    result = sandbox.exec_trusted(
+        plan.command, timeout_s=plan.timeout_s, output_cap_bytes=_LOG_CAP_BYTES, env=env
+    )
+    changed = _digest_tests(sandbox, plan) != before
+    if not plan.plugin:
+        return TestRun(result, outcomes.read_printed(result.output, result.exit_code), changed)
+    try:
+        written = sandbox.get_files(report, _REPORT_CAP_BYTES).get(nonce, b"")
+    except FileNotFoundError:
+        written = b""
+    return TestRun(result, outcomes.read_report(written, nonce, result.exit_code), changed)
+
+
+def turn_tests_wrong(sandbox: DockerSandbox, plan: TestPlan) -> None:
+    """Rewrite the official test modules in place, see ``control``."""
+    rng = random.Random(secrets.randbits(64))
+    for root in plan.judged_paths:
+        parent = posixpath.dirname(root)
+        rewritten: dict[str, bytes] = {}
+        for name, data in _test_files(sandbox, root).items():
+            turned = control.turn_wrong(data, rng) if name.endswith(".py") else None
+            if turned is not None and posixpath.basename(name) != "conftest.py":
+                rewritten[name] = turned
+        sandbox.put_files(parent, rewritten)
+
+
+def _score(task: ImageTask, run: TestRun) -> Score:
+    statuses = outcomes.rename(run.outcomes.statuses, task.plan.names)
+    expected = outcomes.normal_expected(task.expected)
+    right = sum(statuses.get(name) == wanted for name, wanted in expected.items())
+    wrong = len(expected) - right
+    problems: list[str] = []
+    if run.result.timed_out:
+        problems.append("the tests ran into their time limit")
+    if not run.outcomes.complete:
+        problems.append(run.outcomes.reason)
+    if run.tests_changed:
+        problems.append("test files were changed while they ran")
+    if wrong:
+        problems.append(f"{wrong} of {len(expected)} tests not as expected")
+    if not expected:
+        problems.append("the task expects no test")
+    if task.exact and (extra := outcomes.unexpected(statuses, expected)):
+        problems.append(f"tests nobody asked for: {extra[:5]}")
+    return Score(
+        float(not problems),
+        "graded",
+        "; ".join(problems) or "all tests as expected",
+        right,
+        wrong,
+        test_log=run.result.output,
+    )
+
+
+def _digest_tests(sandbox: DockerSandbox, plan: TestPlan) -> str:
+    digest = hashlib.sha256()
+    for root in plan.judged_paths:
+        for name, data in sorted(_test_files(sandbox, root).items()):
+            digest.update(f"{name} {len(data)} ".encode("utf-8", "surrogateescape") + data)
+    return digest.hexdigest()
+
+
+def _test_files(sandbox: DockerSandbox, root: str) -> Mapping[str, bytes]:
+    try:
+        files = sandbox.get_files(root)
+    except FileNotFoundError as error:
+        raise TaskError(f"the image lacks its tests: got no {root}") from error
+    return {
+        name: data
+        for name, data in files.items()
+        if not any(part in _PYTHON_CACHE for part in name.split("/"))
+    }
+
+
+def _top_level(sandbox: DockerSandbox, task: ImageTask) -> frozenset[str]:
+    result = sandbox.exec(["ls", "-A1", "--", task.repository], timeout_s=_SETUP_TIMEOUT_S)
+    return frozenset(result.output.decode("utf-8", "surrogateescape").split("\n"))
+
+
+def _must(sandbox: DockerSandbox, argv: Sequence[str]) -> None:
+    result = sandbox.exec(argv, timeout_s=_SETUP_TIMEOUT_S)
+    if result.exit_code != 0:
+        raise InfrastructureError(
+            f"the grading container cannot be set up: got={result.output[-300:]!r} for {argv[0]}"
+        )

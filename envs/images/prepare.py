@@ -1,0 +1,99 @@
+"""Makes an image safe to show to an agent, once, and keeps the result as an image.
+
+Hidden files are removed, the history ends at the base commit and is probed, and the work tree is
+recorded for the patch. Every episode then starts from the kept image at the price of a container.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from dataclasses import dataclass
+
+from envs.errors import TaskError
+from envs.git_history import hide_future
+from envs.git_patch import Baseline, take_baseline
+from envs.images.task import ImageTask
+from envs.sandbox.docker.errors import ImageMissingError
+from envs.sandbox.docker.host import DockerHost
+from envs.sandbox.docker.options import DockerOptions
+from envs.sandbox.docker.sandbox import DockerSandbox
+
+log = logging.getLogger(__name__)
+
+_RECIPE = "1"  # goes up when prepared images must be made anew
+_BASELINE_LABEL = "agent-rl.baseline"
+_REPOSITORY = "agent-rl/prepared"
+_STORE = "/var/lib/agent-rl/base.git"
+_HIDE_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    """An image to start episodes from, and the work tree that patches are taken against."""
+
+    name: str
+    baseline: Baseline
+
+
+class ImagePreparer:
+    """Prepares images for one host. Thread-safe; an image is prepared once however many ask."""
+
+    def __init__(self, host: DockerHost, options: DockerOptions) -> None:
+        self._host, self._options = host, options
+        self._guard = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+
+    def prepare(self, task: ImageTask) -> PreparedImage:
+        """The prepared image of a task, made if need be.
+
+        Raises HistoryLeakError when the fix can still be read afterwards, TaskError when the image
+        does not have the layout, and DockerErrors.
+        """
+        source = self._host.backoff.run(lambda: self._host.engine.find_image(task.image))
+        if source is None:
+            source = self._host.prepare_images([task.image])[task.image]
+        recipe = [
+            _RECIPE, source.image_id, task.repository, task.base, self._options.user,
+            sorted(task.hidden_paths), sorted(task.fix_ids),
+        ]  # fmt: skip
+        digest = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:24]
+        name = f"{_REPOSITORY}:{digest}"
+        with self._guard:
+            lock = self._locks.setdefault(name, threading.Lock())
+        with lock:
+            found = self._host.engine.find_image(name)
+            if found is not None and _BASELINE_LABEL in found.labels:
+                tree = found.labels[_BASELINE_LABEL]
+                return PreparedImage(name, Baseline(task.repository, _STORE, tree))
+            return self._make(task, name)
+
+    def _make(self, task: ImageTask, name: str) -> PreparedImage:
+        sandbox = DockerSandbox.start(self._host, task.image, self._options)
+        try:
+            hide_paths(sandbox, task.hidden_paths)
+            hide_future(sandbox, task.repository, task.base, task.fix_ids)
+            baseline = take_baseline(sandbox, task.repository, _STORE)
+            self._host.engine.commit(sandbox.container_id, name, {_BASELINE_LABEL: baseline.tree})
+        except ImageMissingError as error:
+            raise TaskError(f"image {task.image} cannot be prepared: {error}") from error
+        finally:
+            sandbox.close()
+        log.info("prepared %s from %s", name, task.image)
+        return PreparedImage(name, baseline)
+
+
+def hide_paths(sandbox: DockerSandbox, paths: tuple[str, ...]) -> None:
+    """Remove files and folders, absolute paths. Raises TaskError when one stays."""
+    if not paths:
+        return
+    script = (
+        'rm -rf -- "$@"; for path in "$@"; do [ ! -e "$path" ] || { echo "$path"; exit 1; }; done'
+    )
+    result = sandbox.exec(["bash", "-c", script, "bash", *paths], timeout_s=_HIDE_TIMEOUT_S)
+    if result.exit_code != 0:
+        raise TaskError(
+            f"hidden files stay readable: got={result.output[-300:]!r} expected=their removal"
+        )

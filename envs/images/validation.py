@@ -1,0 +1,69 @@
+"""Validates tasks once and remembers the answer, good or bad, across runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.errors import TaskError
+from envs.images.grading import ImageGrader, Validation
+from envs.images.task import ImageTask
+
+_FORMAT = 1  # goes up when the grader's rules change
+_Json = dict[str, str | list[str] | None]
+
+
+@dataclass(frozen=True)
+class ValidationCache:
+    """Verdicts in ``folder``, one small JSON file a task, named by everything that decides."""
+
+    folder: Path
+
+    def check(self, task: ImageTask, grader: ImageGrader, image_id: str) -> Validation:
+        """``grader.check``, from the cache where nothing has changed.
+
+        Raises TaskError, remembered too; InfrastructureError, never remembered.
+        """
+        path = self.folder / f"{_key(task, image_id)}.json"
+        if path.is_file():
+            return _read(json.loads(path.read_text()))
+        try:
+            validation = grader.check(task)
+        except TaskError as error:
+            self._write(path, {"refused": str(error)})
+            raise
+        controls = None if validation.controls is None else sorted(validation.controls)
+        self._write(path, {"means": sorted(validation.gold_means), "controls": controls})
+        return validation
+
+    def _write(self, path: Path, content: _Json) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(content))
+        temporary.replace(path)
+
+
+def _read(content: _Json) -> Validation:
+    refused = content.get("refused")
+    if isinstance(refused, str):
+        raise TaskError(refused)
+    means, controls = content.get("means"), content.get("controls")
+    return Validation(
+        frozenset(means if isinstance(means, list) else ()),
+        frozenset(controls) if isinstance(controls, list) else None,
+    )
+
+
+def _key(task: ImageTask, image_id: str) -> str:
+    plan = task.plan
+    files = {path: hashlib.sha256(data).hexdigest() for path, data in plan.files.items()}
+    decisive = [
+        _FORMAT, task.task_id, image_id, sorted(task.expected.items()), task.exact,
+        hashlib.sha256(task.solution).hexdigest(), list(plan.command), list(plan.judged_paths),
+        sorted(files.items()), sorted(plan.links.items()), plan.names, plan.plugin,
+        sorted(plan.environment.items()), sorted(task.protected),
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:32]
