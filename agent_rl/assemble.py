@@ -18,6 +18,7 @@ from agent_rl.rollout.group import CollectProgress, GroupCollector
 from agent_rl.types import Group
 from envs.base import Env, Task
 from envs.case_runner import CaseRunner
+from envs.memo_runner import MemoRunner
 from envs.sandbox.choose import choose
 from envs.sandbox.launch import SandboxSpec
 from envs.sandbox.limits import SandboxLimits
@@ -42,8 +43,21 @@ class Environments:
     """Makes environments; owns the sandboxes that they share."""
 
     make: Callable[[Task], Env]
+    begin_batch: Callable[[], None]  # what may be shared between episodes ends here
     close: Callable[[], None]
     sandbox_kind: str
+
+
+@dataclass(frozen=True)
+class BatchCollector:
+    """Collects one batch of groups at a time; environments share nothing across batches."""
+
+    groups: GroupCollector
+    environments: Environments
+
+    async def __call__(self, tasks: Sequence[Task], step: int) -> list[Group]:
+        self.environments.begin_batch()
+        return await self.groups(tasks, step)
 
 
 @dataclass(frozen=True)
@@ -58,16 +72,24 @@ class Rollout:
     executor: ThreadPoolExecutor
 
     def collector(
-        self, *, group_size: int, temperature: float, on_progress: OnProgress | None = None
-    ) -> GroupCollector:
-        """A collector of groups under the configuration's limits."""
+        self,
+        *,
+        group_size: int,
+        temperature: float,
+        on_progress: OnProgress | None = None,
+        generator: Generator | None = None,
+    ) -> BatchCollector:
+        """A collector of groups under the configuration's limits.
+
+        ``generator`` takes the engine's place, to watch what it says.
+        """
 
         def report(progress: CollectProgress) -> None:
             if on_progress is not None:
                 on_progress(progress.num_finished, progress.num_total)
 
-        return GroupCollector(
-            generator=self.engine,
+        groups = GroupCollector(
+            generator=generator or self.engine,
             cache=self.routing if self.config.engine.capture_routing else None,
             renderer=self.renderer,
             agent=self.config.agent,
@@ -79,6 +101,7 @@ class Rollout:
             temperature=temperature,
             on_progress=report,
         )
+        return BatchCollector(groups, self.environments)
 
     async def aclose(self) -> None:
         await self.engine.aclose()
@@ -174,10 +197,12 @@ def _repair_environments(config: RunConfig) -> Environments:
     spec = choose(SandboxSpec(settings.kind, limits), allow_unsafe=settings.allow_unsafe)
     pool = SandboxPool(spec, settings.num_workers)
     pool.warm_up()
-    runner = CaseRunner(
+    cases = CaseRunner(
         pool, timeout_s=settings.timeout_s, output_cap_bytes=settings.output_cap_bytes
     )
-    return Environments(lambda task: SweEnv(task, runner), pool.close, spec.kind)
+    shared = MemoRunner(cases)
+    runner = shared if settings.share_identical_runs else cases
+    return Environments(lambda task: SweEnv(task, runner), shared.clear, pool.close, spec.kind)
 
 
 def _local_engine(config: RunConfig, folder: Path) -> Generator:

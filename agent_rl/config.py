@@ -37,6 +37,7 @@ class SandboxConfig:
     max_file_bytes: int = 16 << 20
     cpu_s: int = 10
     output_cap_bytes: int = 64 << 10
+    share_identical_runs: bool = True  # the same code under the same tests runs once a step
 
 
 @dataclass(frozen=True)

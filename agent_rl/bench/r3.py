@@ -97,9 +97,8 @@ class _Played:
 
 async def _play(rollout: Rollout, tasks: Sequence[Task], min_tokens: int) -> list[_Played]:
     recorder = RecordingGenerator(rollout.engine)
-    collector = replace(
-        rollout.collector(group_size=1, temperature=rollout.config.sampling.temperature),
-        generator=recorder,
+    collector = rollout.collector(
+        group_size=1, temperature=rollout.config.sampling.temperature, generator=recorder
     )
     played: list[_Played] = []
     step = 0
