@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-# Attention over key counts that are no multiple of 4 rounds differently; 16 also limits the shapes.
-KEYS_MULTIPLE = 16
+# Attention over few keys, or over a number that is no multiple of 4, takes other kernels that round
+# differently; a coarse multiple also limits the number of shapes.
+KEYS_MULTIPLE = 32
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,7 @@ def _equal(a: Completion, b: Completion) -> bool:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_dialogue_is_bit_equal_alone_and_in_company(
-    folder: Path, dtype: str, num_threads: int
-) -> None:
+def test_a_dialogue_is_bit_equal_alone_and_in_company(folder: Path, dtype: str) -> None:
     async def work(engine: LocalEngine) -> None:
         together = await asyncio.gather(
             *[play(engine, f"s{i}", seed=i, num_turns=3) for i in range(13)]
@@ -41,7 +38,7 @@ def test_a_dialogue_is_bit_equal_alone_and_in_company(
             _, alone = await play(engine, f"alone{i}", seed=i, num_turns=3)
             assert all(_equal(a, b) for a, b in zip(alone, together[i][1], strict=True))
 
-    with_engine(folder, work, dtype=dtype, num_threads=num_threads, max_sessions=32)
+    with_engine(folder, work, dtype=dtype, max_sessions=32)
 
 
 def test_arrival_order_and_gaps_do_not_matter(folder: Path) -> None:
