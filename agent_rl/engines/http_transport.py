@@ -1,0 +1,176 @@
+"""One connection pool to one engine server: bounded, with retries only where they are safe.
+
+A request that certainly never reached the server (connection refused, pool exhausted, 429, 503)
+is sent again. One that may have been worked on is not: its reply is lost, and whether to ask again
+is for the caller to say, who knows what the request did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import httpx
+import orjson
+
+from agent_rl.errors import CapacityError, EngineError, EngineUnavailableError
+
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_BUSY_STATUSES = (429, 503)
+_MAX_MESSAGE_CHARS = 400
+
+
+@dataclass(frozen=True)
+class TransportOptions:
+    """Limits of one server's connection pool. Times in seconds."""
+
+    max_connections: int = 256
+    connect_timeout_s: float = 5.0
+    reply_timeout_s: float = 600.0
+    max_attempts: int = 4  # of a request that never reached the server
+    backoff_s: float = 0.1  # doubled each attempt, with jitter
+    max_reply_bytes: int = 1 << 30
+
+
+@dataclass(frozen=True)
+class HttpReply:
+    """A reply with status 200."""
+
+    body: bytes
+    seconds: float
+
+
+class RefusedError(EngineError):
+    """The server answered, and said no; ``status`` is the HTTP status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def __reduce__(self) -> tuple[type[RefusedError], tuple[str, int]]:
+        return type(self), (str(self), self.status)
+
+
+class HttpTransport:
+    """JSON requests to ``base_url``.
+
+    Args:
+        base_url: e.g. ``http://127.0.0.1:30000``.
+        options: limits.
+        wire: what carries the bytes; None is the network. Recordings and faults plug in here.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        options: TransportOptions | None = None,
+        wire: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.options = options or TransportOptions()
+        self.num_retries = 0
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._wire = wire
+        self._client: httpx.AsyncClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def get(self, path: str, *, timeout_s: float | None = None) -> HttpReply:
+        """GET ``path``. Raises as :meth:`post` does."""
+        return await self._send("GET", path, b"", timeout_s)
+
+    async def post(
+        self, path: str, body: Mapping[str, object] | None = None, *, timeout_s: float | None = None
+    ) -> HttpReply:
+        """POST ``body`` as JSON.
+
+        Raises:
+            EngineUnavailableError: the server is not there, hung up, or took too long.
+            CapacityError: a 400 that speaks of the context length.
+            RefusedError: any other status than 200.
+        """
+        content = b"" if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        return await self._send("POST", path, content, timeout_s)
+
+    async def aclose(self) -> None:
+        """Close the pool. Idempotent; a later request opens a new one."""
+        client, self._client = self._client, None
+        if client is not None and self._loop is asyncio.get_running_loop():
+            await client.aclose()
+
+    def _connected(self) -> httpx.AsyncClient:
+        """The pool of the running event loop: a pool cannot be carried over to another loop."""
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop is not loop:
+            options = self.options
+            self._client = httpx.AsyncClient(
+                base_url=self.base_url,
+                timeout=httpx.Timeout(options.reply_timeout_s, connect=options.connect_timeout_s),
+                limits=httpx.Limits(
+                    max_connections=options.max_connections,
+                    max_keepalive_connections=options.max_connections,
+                ),
+                transport=self._wire,
+                trust_env=False,  # a proxy from the environment must not sit between us and it
+            )
+            self._loop = loop
+        return self._client
+
+    async def _send(
+        self, method: str, path: str, content: bytes, timeout_s: float | None
+    ) -> HttpReply:
+        options = self.options
+        for attempt in range(1, options.max_attempts + 1):
+            try:
+                return await self._send_once(method, path, content, timeout_s)
+            except (EngineUnavailableError, RefusedError) as error:
+                if attempt == options.max_attempts or not _is_safe_to_repeat(error):
+                    raise
+            self.num_retries += 1
+            pause_s = options.backoff_s * 2 ** (attempt - 1)
+            await asyncio.sleep(pause_s * (0.5 + random.random()))
+        raise AssertionError("unreachable")
+
+    async def _send_once(
+        self, method: str, path: str, content: bytes, timeout_s: float | None
+    ) -> HttpReply:
+        started = time.monotonic()
+        timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s
+        headers = {"content-type": "application/json"} if content else {}
+        self.bytes_sent += len(content)
+        try:
+            response = await self._connected().request(
+                method, path, content=content or None, headers=headers, timeout=timeout
+            )
+        except httpx.TransportError as error:
+            raise EngineUnavailableError(
+                f"{method} {self.base_url}{path}: got {type(error).__name__}: {error}; expected an "
+                "answer; see whether the server is up and read its log"
+            ) from error
+        self.bytes_received += response.num_bytes_downloaded
+        if response.status_code != 200:
+            raise _refusal(method, f"{self.base_url}{path}", response)
+        body = response.content
+        if len(body) > self.options.max_reply_bytes:
+            raise EngineError(
+                f"{method} {self.base_url}{path}: got a reply of {len(body)} bytes, expected at "
+                f"most {self.options.max_reply_bytes}; ask for fewer rows a request"
+            )
+        return HttpReply(body, time.monotonic() - started)
+
+
+def _is_safe_to_repeat(error: EngineError) -> bool:
+    if isinstance(error, RefusedError):
+        return error.status in _BUSY_STATUSES
+    return isinstance(error.__cause__, _NEVER_SENT)
+
+
+def _refusal(method: str, url: str, response: httpx.Response) -> EngineError:
+    text = response.text[:_MAX_MESSAGE_CHARS].strip()
+    message = f"{method} {url}: got status {response.status_code}: {text or 'no message'}"
+    if response.status_code == 400 and ("context length" in text or "max_model_len" in text):
+        return CapacityError(f"{message}; lower the agent's token limits or serve a longer context")
+    return RefusedError(message, response.status_code)

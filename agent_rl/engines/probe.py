@@ -1,0 +1,162 @@
+"""Checks against a live server: before it is used at all, and after every weight update.
+
+Flags say what a server was asked to do; only an answer shows what it does. So the start-up probe
+looks at both, and reports everything that is wrong at once, with what to change.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent_rl.engines.http_rows import accept_rows
+from agent_rl.engines.server import InferenceServer, ServerFacts, ServerReply
+from agent_rl.errors import EngineError, EngineReplyError, EngineSetupError
+from agent_rl.types import GenerateRequest, SamplingParams, TokenIds
+from routing_cache import LayoutError, RowLayout
+
+_PROMPT_TOKENS = 24
+_NEW_TOKENS = 4
+_START = 16  # inside the prompt, so that an ignored start index shows
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    request: GenerateRequest
+    reply: ServerReply
+
+
+async def probe_server(
+    server: InferenceServer,
+    layout: RowLayout | None,
+    *,
+    vocab_size: int,
+    weight_version: int,
+) -> ServerFacts:
+    """Ask the server about itself, sample twice, and name its weight version.
+
+    Args:
+        layout: rows that replay needs; None when nothing is captured, then rows are not looked at.
+
+    Raises:
+        EngineSetupError: one line for every problem found.
+        EngineUnavailableError: the server is not up.
+    """
+    facts = await server.facts()
+    problems: list[str] = []
+    if layout is not None:
+        problems += facts.hazards
+        if not facts.captures_routing:
+            problems.append(
+                "the server does not return routing rows; start it with "
+                "--enable-return-routed-experts or set engine.capture_routing=false"
+            )
+    if not problems:
+        await server.name_version(weight_version)
+        try:
+            whole = await _sample(server, vocab_size, 0 if layout else None)
+            suffix = await _sample(server, vocab_size, _START if layout else None)
+        except EngineReplyError as error:
+            problems.append(f"the probe's reply cannot be read: {error}")
+        else:
+            problems += _reply_problems(whole, weight_version)
+            if layout is not None:
+                problems += _row_problems(whole, suffix, layout)
+    if problems:
+        raise EngineSetupError([f"{facts.engine} at {server.url}: {p}" for p in problems])
+    return facts
+
+
+async def verify_update(server: InferenceServer, version: int, *, vocab_size: int) -> None:
+    """After an update: the server samples with the new version, from an empty prefix cache.
+
+    Raises:
+        EngineError: the version is another, the cache was not flushed, or the logits are dead.
+    """
+    exchange = await _sample(server, vocab_size, None)
+    problems = list(_reply_problems(exchange, version))
+    if exchange.reply.cached_tokens:
+        problems.append(
+            f"the prefix cache survived the update: got {exchange.reply.cached_tokens} cached "
+            "tokens for the first prompt after it, expected 0; rows of old weights would be reused"
+        )
+    if problems:
+        raise EngineError(f"{server.engine} at {server.url}: {'; '.join(problems)}")
+
+
+def probe_prompt(vocab_size: int) -> TokenIds:
+    """The probe's prompt ``[24]``, the same every time, so that a surviving prefix shows."""
+    rng = np.random.default_rng(20251011)
+    return rng.integers(0, vocab_size, _PROMPT_TOKENS, dtype=np.int32)
+
+
+async def _sample(server: InferenceServer, vocab_size: int, start: int | None) -> _Exchange:
+    request = GenerateRequest(
+        session_id="probe",
+        token_ids=probe_prompt(vocab_size),
+        sampling=SamplingParams(temperature=1.0, max_new_tokens=_NEW_TOKENS, seed=0),
+        routed_experts_start=start,
+    )
+    return _Exchange(request, await server.generate(request, secrets.token_hex(12)))
+
+
+def _reply_problems(exchange: _Exchange, version: int) -> Iterator[str]:
+    reply = exchange.reply
+    if not 1 <= len(reply.token_ids) <= _NEW_TOKENS:
+        yield f"got {len(reply.token_ids)} tokens, expected 1 to {_NEW_TOKENS}"
+    if len(reply.logprobs) != len(reply.token_ids):
+        yield f"got {len(reply.logprobs)} log-probs for {len(reply.token_ids)} tokens"
+    elif not np.isfinite(reply.logprobs).all():
+        yield f"got log-probs {reply.logprobs.tolist()}, expected finite ones"
+    elif len(reply.logprobs) > 1 and np.ptp(reply.logprobs) == 0.0:
+        yield (
+            f"every sampled token has the same log-prob {reply.logprobs[0]:.4f}: the output head "
+            "is dead; a model with tied embeddings must be served from a folder that holds "
+            "lm_head.weight (agent_rl.engines.weight_export writes one)"
+        )
+    if reply.weight_versions and set(reply.weight_versions) != {str(version)}:
+        yield f"got weight version {reply.weight_versions}, expected {version}"
+
+
+def _row_problems(whole: _Exchange, suffix: _Exchange, layout: RowLayout) -> Iterator[str]:
+    if suffix.reply.rows is not None and whole.reply.rows is not None:
+        full = _PROMPT_TOKENS + len(suffix.reply.token_ids) - 1
+        if len(suffix.reply.rows) == full:
+            yield (
+                f"the start index is ignored: got {full} rows when asked for those from {_START}; "
+                "every turn would send the whole conversation again: use a newer server"
+            )
+            return
+    rows = []
+    for exchange in (whole, suffix):
+        try:
+            rows.append(
+                accept_rows(
+                    exchange.reply.rows,
+                    layout,
+                    num_prompt=_PROMPT_TOKENS,
+                    num_sampled=len(exchange.reply.token_ids),
+                    start=exchange.request.routed_experts_start or 0,
+                    where="probe",
+                )
+            )
+        except (EngineReplyError, LayoutError) as error:
+            yield str(error)
+            return
+    chosen = len(np.unique(rows[0]))
+    if chosen <= layout.moe_top_k:
+        yield (
+            f"the router seems to choose the same {chosen} experts for every token: the capture "
+            "hook does not see the real choice"
+        )
+    prompt_part = _PROMPT_TOKENS - _START
+    if not np.array_equal(
+        np.sort(rows[0][_START:_PROMPT_TOKENS], axis=2), np.sort(rows[1][:prompt_part], axis=2)
+    ):
+        yield (
+            f"rows asked from {_START} are not the rows of these tokens in the full answer: the "
+            "start index means something else here"
+        )

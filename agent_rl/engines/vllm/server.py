@@ -1,0 +1,178 @@
+"""vLLM's HTTP dialect (0.30): ``/inference/v1/generate`` of ``vllm serve --tokens-only``.
+
+The control endpoints exist only with ``VLLM_SERVER_DEV_MODE=1``. Replies do not name the weight
+version, so the engine's own book-keeping stands in for it. Log-probs are those of the sampling
+distribution only with ``--logprobs-mode processed_logprobs``.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from agent_rl.engines.http_transport import HttpReply, HttpTransport
+from agent_rl.engines.server import ServerFacts, ServerReply
+from agent_rl.engines.vllm.flags import find_hazards
+from agent_rl.errors import EngineError, EngineReplyError
+from agent_rl.protocols import Weights
+from agent_rl.types import FinishReason, Floats, GenerateRequest, TokenIds
+
+_UPDATE_TIMEOUT_S = 1800.0
+_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+_ID_PREFIX = "generate-tokens-"  # put before our request id by the server
+
+
+class VLLMServer:
+    """A vLLM server behind ``transport``. Weights come from folders only."""
+
+    engine = "vllm"
+
+    def __init__(self, transport: HttpTransport) -> None:
+        self.transport = transport
+
+    @property
+    def url(self) -> str:
+        return self.transport.base_url
+
+    async def facts(self) -> ServerFacts:
+        info = _json(await self.transport.get("/server_info?config_format=json", timeout_s=30.0))
+        version = _json(await self.transport.get("/version", timeout_s=30.0))
+        weights = _json(await self.transport.get("/weight_info", timeout_s=30.0))
+        config = info["vllm_config"]
+        model, parallel = config["model_config"], config["parallel_config"]
+        return ServerFacts(
+            engine=self.engine,
+            version=str(version.get("version", "unknown")),
+            model_path=str(model["model"]),
+            context_length=int(model["max_model_len"]),
+            weight_version=str(weights.get("weight_version", "")),
+            captures_routing=bool(model.get("enable_return_routed_experts")),
+            num_workers=int(parallel["tensor_parallel_size"]),
+            hazards=tuple(find_hazards(config)),
+        )
+
+    async def generate(self, request: GenerateRequest, request_id: str) -> ServerReply:
+        sampling: dict[str, object] = {
+            "temperature": request.sampling.temperature,
+            "max_tokens": request.sampling.max_new_tokens,
+            "top_p": 1.0,
+            "top_k": 0,
+            "logprobs": 0,  # of the sampled token alone
+            "ignore_eos": True,  # stop_token_ids stay in force
+            "stop_token_ids": list(request.sampling.stop_token_ids),
+            "detokenize": False,
+        }
+        if request.sampling.seed is not None:
+            sampling["seed"] = request.sampling.seed & 0x7FFFFFFF
+        if request.routed_experts_start is not None:
+            sampling["routed_experts_prompt_start"] = request.routed_experts_start
+        body: dict[str, object] = {
+            "request_id": request_id,
+            "token_ids": np.ascontiguousarray(request.token_ids),
+            "sampling_params": sampling,
+        }
+        reply = self._read(await self.transport.post("/inference/v1/generate", body))
+        if request.routed_experts_start is None:  # sent all the same, and not asked for
+            return ServerReply(**{**vars(reply), "rows": None, "num_row_bytes": 0})
+        return reply
+
+    async def score(self, token_ids: TokenIds) -> Floats:
+        body: dict[str, object] = {
+            "token_ids": np.ascontiguousarray(token_ids),
+            "sampling_params": {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0},
+        }
+        answer = _json(await self.transport.post("/inference/v1/generate", body))
+        positions = answer.get("prompt_logprobs") or []
+        if len(positions) != len(token_ids):
+            raise EngineReplyError(
+                f"{self.url}: got {len(positions)} prompt log-probs, expected {len(token_ids)}"
+            )
+        pairs = zip(token_ids[1:], positions[1:], strict=True)
+        return np.array([at[str(token)]["logprob"] for token, at in pairs], dtype=np.float32)
+
+    async def abort(self, request_id: str) -> None:
+        body: dict[str, object] = {"request_ids": [_ID_PREFIX + request_id]}
+        await self.transport.post("/abort_requests", body, timeout_s=10.0)
+
+    async def pause(self) -> None:
+        await self.transport.post("/pause?mode=abort", None, timeout_s=120.0)
+
+    async def resume(self) -> None:
+        await self.transport.post("/resume", None, timeout_s=120.0)
+
+    async def flush(self) -> None:
+        answer = _json(await self.transport.post("/reset_prefix_cache", None, timeout_s=120.0))
+        if answer.get("success") is not True:
+            raise EngineError(
+                f"{self.url}: the prefix cache was not flushed: requests still hold blocks"
+            )
+
+    async def push_tensors(self, weights: Weights, version: int) -> None:
+        raise EngineError(
+            "vLLM takes no weights in a request body: got weight_transfer=tensors, expected disk"
+        )
+
+    async def load_folder(self, folder: Path, version: int) -> None:
+        body: dict[str, object] = {
+            "method": "reload_weights",
+            "kwargs": {"weights_path": str(folder.resolve())},
+        }
+        await self.transport.post("/collective_rpc", body, timeout_s=_UPDATE_TIMEOUT_S)
+        await self.flush()
+        await self.name_version(version)
+
+    async def name_version(self, version: int) -> None:
+        body: dict[str, object] = {"new_version": str(version)}
+        await self.transport.post("/update_weight_version", body, timeout_s=60.0)
+
+    async def aclose(self) -> None:
+        await self.transport.aclose()
+
+    def _read(self, reply: HttpReply) -> ServerReply:
+        answer = _json(reply)
+        try:
+            (choice,) = answer["choices"]
+            usage = answer["usage"]
+            details = usage.get("prompt_tokens_details") or {}
+            payload = choice.get("routed_experts")
+            return ServerReply(
+                request_id=str(answer["request_id"]).removeprefix(_ID_PREFIX),
+                token_ids=np.array(choice["token_ids"], dtype=np.int32),
+                logprobs=np.array(
+                    [entry["logprob"] for entry in choice["logprobs"]["content"]], dtype=np.float32
+                ),
+                finish_reason=_REASONS[choice["finish_reason"]],
+                num_prompt_tokens=int(usage["prompt_tokens"]),
+                weight_versions=(),
+                cached_tokens=int(details.get("cached_tokens") or 0),
+                rows=None if payload is None else self._rows(payload),
+                num_row_bytes=0 if payload is None else len(payload),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineReplyError(
+                f"{self.url}/inference/v1/generate: got a reply without {error}; expected vLLM "
+                "0.30's form with one choice"
+            ) from error
+
+    def _rows(self, payload: str) -> NDArray[np.integer]:
+        """base64 of an .npy file ``[R, layers, K]``, uint8 or uint16 by the number of experts."""
+        try:
+            rows = np.load(io.BytesIO(base64.b64decode(payload, validate=True)), allow_pickle=False)
+        except ValueError as error:
+            raise EngineReplyError(
+                f"{self.url}: routed_experts is not an .npy file: {error}"
+            ) from error
+        return rows
+
+
+def _json(reply: HttpReply) -> dict[str, Any]:
+    answer = orjson.loads(reply.body)
+    if not isinstance(answer, dict):
+        raise EngineReplyError(f"got a JSON {type(answer).__name__}, expected an object")
+    return answer
