@@ -1,0 +1,1 @@
+"""Evaluation on SWE-bench: generate, grade with the official harness, report, resume."""
