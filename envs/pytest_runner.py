@@ -41,7 +41,11 @@ class PytestRunner:
         options: Sequence[str] = (),
         import_folders: Sequence[str] = (),
     ) -> None:
-        """``options`` go to pytest; ``import_folders`` of the tree go to the import path."""
+        """``options`` go to pytest; ``import_folders`` of the tree go to the import path.
+
+        Installed pytest plugins stay out (loading them takes longer than a small suite); name
+        those that a suite needs, as in ``options=("-p", "anyio")``.
+        """
         self._pool = pool
         self._timeout_s, self._cap = timeout_s, output_cap_bytes
         self._options, self._import_folders = tuple(options), tuple(import_folders)
@@ -55,7 +59,11 @@ class PytestRunner:
             argv,
             timeout_s=self._timeout_s,
             output_cap_bytes=self._cap,
-            env={"SUITE_REPORT_FD": str(REPORT_FD), "PYTHONPATH": import_path},
+            env={
+                "SUITE_REPORT_FD": str(REPORT_FD),
+                "PYTHONPATH": import_path,
+                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            },
             files={**files, **test_files},
             fresh=True,
             wants_report=True,

@@ -140,7 +140,7 @@ def test_equal_needs_the_same_type(case_runner: CaseRunner) -> None:
 
 def test_modules_and_data_of_the_tree_can_be_used(case_runner: CaseRunner) -> None:
     files = {
-        "solution.py": b"from lib.deep import K\nX = open('data/x').read()\ndef f(x):\n    return [K, X]\n",
+        "solution.py": b"from lib.deep import K\ndef f(x):\n    return [K, *open('data/x')]\n",
         "lib/__init__.py": b"",
         "lib/deep.py": b"K = 5\n",
         "data/x": b"hi",
@@ -152,12 +152,16 @@ def test_modules_and_data_of_the_tree_can_be_used(case_runner: CaseRunner) -> No
 def test_several_files_report_in_order(case_runner: CaseRunner) -> None:
     files = {"tests/b.py": VISIBLE, "tests/a.py": VISIBLE}
     report = case_runner.run({"solution.py": FIXED}, files)
-    assert [name.split("::")[0] for name in report.statuses] == ["tests/b.py"] * 2 + ["tests/a.py"] * 2
+    assert [name.split("::")[0] for name in report.statuses] == ["tests/b.py"] * 2 + [
+        "tests/a.py"
+    ] * 2
     assert report.passed
 
 
 def test_runs_are_independent_and_repeatable(case_runner: CaseRunner) -> None:
-    source = b"SEEN = []\ndef f(x):\n    SEEN.append(x)\n    return [len(SEEN), str({'a', 'b', 'c'})]\n"
+    source = (
+        b"SEEN = []\ndef f(x):\n    SEEN.append(x)\n    return [len(SEEN), str({'a', 'b', 'c'})]\n"
+    )
     tests = b"from solution import f\n\ndef test_0():\n    assert f(0) == 0\n"
     gots: set[str] = set()
     for _ in range(4):

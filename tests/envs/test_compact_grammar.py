@@ -144,7 +144,8 @@ def tokens(line: str) -> list[str]:
 
 
 def test_the_indentation_is_kept(case_runner: CaseRunner) -> None:
-    source = b"import math\n\ndef affine(x):\n    for i in range(3):\n\n        x = i\n    return x\n\nY = 1\n"
+    loop = b"    for i in range(3):\n\n        x = i\n    return x\n"
+    source = b"import math\n\ndef affine(x):\n" + loop + b"\nY = 1\n"
     task = affine_task(files={"solution.py": source, "tests/test_visible.py": b""})
     env = SweEnv(task, case_runner)
     env.reset()

@@ -30,7 +30,11 @@ def git_apply(tree: Tree, patch: bytes) -> Tree | None:
             cwd=folder,
             capture_output=True,
             check=False,
-            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "GIT_CEILING_DIRECTORIES": "/", "HOME": folder},
+            env={
+                "PATH": "/usr/local/bin:/usr/bin:/bin",
+                "GIT_CEILING_DIRECTORIES": "/",
+                "HOME": folder,
+            },
         )
         if done.returncode:
             return None
@@ -62,7 +66,8 @@ CASES: dict[str, tuple[Tree, Tree]] = {
     "two hunks": ({"a": b"".join(b"%d\n" % i for i in range(40))},
                   {"a": b"".join(b"%d\n" % (i if i not in (3, 30) else -i) for i in range(40))}),
     "insert at both ends": ({"a": b"1\n2\n"}, {"a": b"0\n1\n2\n3\n"}),
-    "looks like a patch": ({"a": b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n"}, {"a": b"--- a/x\n-+++ b/x\n"}),
+    "looks like a patch": ({"a": b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n"},
+                           {"a": b"--- a/x\n-+++ b/x\n"}),
     "space in the name": ({"a b/c d": b"1\n"}, {"a b/c d": b"2\n"}),
     "odd names": ({'q"uote': b"1\n", "t\tab": b"1\n", "b\\s": b"1\n", "é": b"1\n"},
                   {'q"uote': b"2\n", "t\tab": b"2\n", "b\\s": b"2\n", "é": b"2\n", "n\nl": b"3\n"}),
@@ -106,9 +111,12 @@ def test_a_small_edit_of_a_long_file_is_cheap() -> None:
 
 
 texts = st.lists(
-    st.sampled_from([b"a\n", b"b\n", b"\n", b" \n", b"c\r\n", b"\xff\n", b"-x\n", b"+\n"]), max_size=14
+    st.sampled_from([b"a\n", b"b\n", b"\n", b" \n", b"c\r\n", b"\xff\n", b"-x\n", b"+\n"]),
+    max_size=14,
 ).map(b"".join)
-contents = st.builds(lambda text, tail: text + tail, texts, st.sampled_from([b"", b"", b"end", b"\\"]))
+contents = st.builds(
+    lambda text, tail: text + tail, texts, st.sampled_from([b"", b"", b"end", b"\\"])
+)
 trees = st.dictionaries(st.sampled_from(["a", "b", "d/c"]), contents, max_size=3)
 
 
@@ -174,6 +182,7 @@ def ours(tree: Tree, patch: bytes) -> Tree | None:
         return None
 
 
+NEW = b"new file mode 100644\n--- /dev/null\n"
 ONE = b"diff --git a/a b/a\n--- a/a\n+++ b/a\n@@ -1 +1 @@\n-1\n+2\n"
 REFUSED: dict[str, bytes] = {
     "words around it": b"Here is my patch:\n" + ONE,
@@ -186,17 +195,20 @@ REFUSED: dict[str, bytes] = {
     "other file lines": ONE.replace(b"+++ b/a", b"+++ b/b"),
     "rename": b"diff --git a/a b/b\nsimilarity index 100%\nrename from a\nrename to b\n",
     "mode": b"diff --git a/a b/a\nold mode 100644\nnew mode 100755\n",
-    "link": b"diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n+/etc\n",
+    "link": b"diff --git a/l b/l\n"
+    + NEW.replace(b"100644", b"120000")
+    + b"+++ b/l\n@@ -0,0 +1 @@\n+/etc\n",
     "binary": b"diff --git a/a b/a\nindex 1..2 100644\nGIT binary patch\nliteral 1\nIc$@\n",
     "stripped": ONE[:-1],
     "too short": ONE.replace(b"-1 +1", b"-1,2 +1,2"),
     "too long": ONE + b" 3\n",
     "same file twice": ONE + ONE,
-    "exists already": b"diff --git a/a b/a\nnew file mode 100644\n--- /dev/null\n+++ b/a\n@@ -0,0 +1 @@\n+1\n",
+    "exists already": b"diff --git a/a b/a\n" + NEW + b"+++ b/a\n@@ -0,0 +1 @@\n+1\n",
     "absent": ONE.replace(b"a/a", b"a/z").replace(b"b/a", b"b/z"),
     "other content": ONE.replace(b"-1\n", b"-7\n"),
-    "leaves lines": b"diff --git a/b b/b\ndeleted file mode 100644\n--- a/b\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n",
-    "below a file": b"diff --git a/a/b b/a/b\nnew file mode 100644\n--- /dev/null\n+++ b/a/b\n@@ -0,0 +1 @@\n+1\n",
+    "leaves lines": b"diff --git a/b b/b\ndeleted file mode 100644\n"
+    + b"--- a/b\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n",
+    "below a file": b"diff --git a/a/b b/a/b\n" + NEW + b"+++ b/a/b\n@@ -0,0 +1 @@\n+1\n",
 }  # fmt: skip
 
 

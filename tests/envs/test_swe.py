@@ -168,4 +168,6 @@ def test_malformed_calls_are_answered_and_change_nothing(
 def test_each_tool_is_on_offer_and_described() -> None:
     names = [spec.name for spec in TOOL_SPECS]
     assert names == ["view", "search", "replace_lines", "edit", "create", "bash", "test", "submit"]
-    assert all(spec.description and all(p.description for p in spec.parameters) for spec in TOOL_SPECS)
+    assert all(
+        spec.description and all(p.description for p in spec.parameters) for spec in TOOL_SPECS
+    )

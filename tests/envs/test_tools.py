@@ -33,7 +33,11 @@ def test_view(box: t.ToolBox) -> None:
     assert whole == t.Listing(tuple(("solution.py", n, text) for n, text in lines))
     part = box.run(t.View("solution.py", 2, 2))
     assert part == t.Listing((("solution.py", 2, "    t = x * 2"),))
-    for call in (t.View("solution.py", 0, 2), t.View("solution.py", 3, 2), t.View("solution.py", 1, 9)):
+    for call in (
+        t.View("solution.py", 0, 2),
+        t.View("solution.py", 3, 2),
+        t.View("solution.py", 1, 9),
+    ):
         result = box.run(call)
         assert isinstance(result, t.Refused)
         assert result.kind == "lines"
