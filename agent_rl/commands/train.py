@@ -34,7 +34,9 @@ def train_command(config_path: Path | None, overrides: Sequence[str], resume: Pa
         with make_display(console) as display:
             summary = run_interruptible(run_training(config, folder, display))
     except Interrupted:
-        console.print(f"stopped; continue with: agent-rl train --resume {folder.path}")
+        console.print(
+            f"stopped; continue with: agent-rl train --resume {folder.path}", soft_wrap=True
+        )
         raise
     finally:
         folder.close()

@@ -33,7 +33,8 @@ TIMES = ("time_", "tokens_per_s", "routing_held_bytes")
 def _train(root: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
     config = str(REPOSITORY / "configs" / "repair_tiny.yaml")
     command = [*AGENT_RL, "train", config, *SMALL, f"run_root={root}", f"name={name}", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    marked = {**os.environ, "AGENT_RL_TEST_RUN": f"{root}/{name}"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=marked)
 
 
 def _finish(process: subprocess.Popen[bytes]) -> str:
@@ -93,8 +94,10 @@ def test_kill_in_the_middle_of_a_step_then_resume(uninterrupted: Path) -> None:
     process = _train(uninterrupted, "killed")
     _wait_for_step(uninterrupted, "killed", 2)
     time.sleep(0.4)  # somewhere inside step 3
+    assert _marked_processes(f"{uninterrupted}/killed")
     process.send_signal(signal.SIGKILL)
     process.communicate()
+    _assert_all_gone(f"{uninterrupted}/killed")
     done = len(read_metrics(uninterrupted / "killed" / "metrics.jsonl"))
     assert 2 <= done < STEPS
 
@@ -120,21 +123,27 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert process.returncode == 130, output.decode()
     assert f"agent-rl train --resume {tmp_path}/stopped" in output.decode()
     assert "Traceback" not in output.decode()
-    assert not _sandbox_processes(process.pid)
+    _assert_all_gone(f"{tmp_path}/stopped")
     saved = sorted(p.name for p in (tmp_path / "stopped" / "checkpoints").iterdir())
     assert saved
     assert all(name.startswith("step-") for name in saved)
 
 
-def _sandbox_processes(parent: int) -> list[str]:
-    """Processes that still belong to the session of a process that has ended."""
+def _marked_processes(mark: str) -> list[str]:
+    """Command lines of processes that inherited ``mark`` in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
+        if entry.name.isdigit():
             try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                if mark.encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_text().replace("\0", " "))
             except OSError:
-                continue  # gone meanwhile
-            if int(fields[1]) == parent:
-                found.append(entry.name)
+                continue  # gone meanwhile, or not ours
     return found
+
+
+def _assert_all_gone(mark: str) -> None:
+    deadline = time.monotonic() + 10
+    while left := _marked_processes(mark):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
