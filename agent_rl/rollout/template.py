@@ -7,7 +7,6 @@ So a message that spells a special token stays text, and no completion is ever r
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +54,8 @@ def check_template(
         held = prompt + said + _stop_text(tokenizer)
         later = _render(tokenizer, _dialogue(said, observation_role))
         if not later.startswith(held):
-            at = len(os.path.commonprefix([held, later]))
+            differs = (i for i, (a, b) in enumerate(zip(held, later, strict=False)) if a != b)
+            at = next(differs, min(len(held), len(later)))
             rewrites.append(
                 f"{name}: the history has {held[at : at + 30]!r}, "
                 f"a {observation_role} turn later it is rendered as {later[at : at + 30]!r}"
