@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from routing_cache.digest import DEFAULT_KEY, Digester
 from routing_cache.errors import ConcurrencyError, RoutingCacheError
@@ -19,14 +19,12 @@ from routing_cache.row_index import RowIndex
 from routing_cache.session import Session
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """What a lookup found: ``num_tokens`` of the query, and rows for its first ``num_rows``."""
 
     num_tokens: int
     num_rows: int
     weight_versions: tuple[int, ...]  # versions that the rows come from, ascending
-    segments: tuple[Segment, ...] = field(repr=False, default=())
 
 
 @dataclass(frozen=True)
@@ -87,6 +85,23 @@ class Counters:
     lookup_rows: int = 0
 
 
+class _Exclusive:
+    """A lock that is never waited for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise ConcurrencyError(
+                "two threads use one RoutingCache at the same time",
+                fix="keep it to one owner; only leases may be read from other threads",
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class RoutingCache:
     """Routing rows keyed by weight version and token prefix.
 
@@ -134,7 +149,7 @@ class RoutingCache:
         self.disagreements = DisagreementMeter(layout.num_moe_layers)
         self._trees: dict[int, RadixTree[RowIndex]] = {}
         self._sessions: dict[int, Session] = {}
-        self._mutating = threading.Lock()
+        self._guard = _Exclusive()
 
     def session(self, weight_version: int, *, engine: str = "local") -> Session:
         """A new, empty conversation with ``engine`` under ``weight_version``."""
@@ -147,23 +162,30 @@ class RoutingCache:
         """
         key = token_ids if isinstance(token_ids, bytes) else as_token_ids(token_ids).tobytes()
         with self.exclusive():
-            num_tokens, segments = self._lookup(key, weight_versions)
-            known = contiguous_from(segments, 0)
-            num_rows = known[-1].stop if known else 0
+            if len(weight_versions) == 1:
+                (version,) = weight_versions
+                match = self._match_one(key, version)
+            else:
+                num_tokens, segments = self._lookup(key, weight_versions)
+                known = contiguous_from(segments, 0)
+                num_rows = known[-1].stop if known else 0
+                versions = sorted({s.provenance.weight_version for s in known})
+                match = Match(num_tokens, num_rows, tuple(versions))
             self.counters.lookups += 1
-            self.counters.lookup_tokens += num_tokens
-            self.counters.lookup_rows += num_rows
-            versions = sorted({s.provenance.weight_version for s in known})
-            return Match(num_tokens, num_rows, tuple(versions), tuple(known))
+            self.counters.lookup_tokens += match.num_tokens
+            self.counters.lookup_rows += match.num_rows
+            return match
 
     def lease(self, token_ids: object, weight_versions: Collection[int]) -> RowsLease:
         """The rows known for ``token_ids``, pinned, without a session."""
         key = as_token_ids(token_ids).tobytes()
-        match = self.match(key, weight_versions)
+        with self.exclusive():
+            segments = self.find_rows(key, weight_versions, 0)
+        num_rows = segments[-1].stop if segments else 0
         return RowsLease(
             self.layout,
-            match.segments,
-            key[match.num_rows * TOKEN_BYTES :],
+            tuple(segments),
+            key[num_rows * TOKEN_BYTES :],
             len(key) // TOKEN_BYTES,
             self.digester,
             self.store,
@@ -202,7 +224,7 @@ class RoutingCache:
             budget_bytes=self.store.budget_bytes,
             num_sessions=len(self._sessions),
             num_leases=self.store.num_leases,
-            num_nodes=len(self.lru.nodes),
+            num_nodes=self.lru.num_nodes,
             weight_versions=tuple(sorted(self._trees)),
             spills=self.store.num_spills,
             disagreements=self.disagreements.snapshot(),
@@ -245,18 +267,9 @@ class RoutingCache:
 
     # For sessions, save and load.
 
-    @contextmanager
-    def exclusive(self) -> Generator[None]:
+    def exclusive(self) -> _Exclusive:
         """Guard of the mutating methods: refuses a second thread instead of corrupting the tree."""
-        if not self._mutating.acquire(blocking=False):
-            raise ConcurrencyError(
-                "two threads use one RoutingCache at the same time",
-                fix="keep it to one owner; only leases may be read from other threads",
-            )
-        try:
-            yield
-        finally:
-            self._mutating.release()
+        return self._guard
 
     def tree(self, version: int) -> RadixTree[RowIndex]:
         """The tree of one weight version, made on first use."""
@@ -287,6 +300,26 @@ class RoutingCache:
     def forget_session(self, session: Session) -> None:
         self._sessions.pop(id(session), None)
 
+    def _match_one(self, key: bytes, version: int) -> Match:
+        tree = self._trees.get(version)
+        if tree is None:
+            return Match(0, 0, ())
+        deepest, num_tokens = tree.walk(key)
+        self.lru.touch(deepest)
+        # Climb to the last node whose whole prefix is known, then count rows on the way down.
+        node, unsure = deepest, list[Node[RowIndex]]()
+        while node.parent is not None and not node.payload.prefix_known:
+            unsure.append(node)
+            node = node.parent
+        num_rows = node.end
+        for step in reversed(unsure):
+            num_rows = step.payload.known_until(num_rows)
+            if num_rows < step.end:
+                break
+            step.payload.prefix_known = True
+        num_rows = min(num_rows, num_tokens)
+        return Match(num_tokens, num_rows, (version,) if num_rows else ())
+
     def _lookup(self, key: bytes, versions: Collection[int]) -> tuple[int, list[Segment]]:
         """Tokens matched under any version, and rows merged in the policy's order."""
         best = 0
@@ -306,8 +339,8 @@ class RoutingCache:
         return best, merged
 
     def _evict_one(self) -> bool:
-        for node in self.lru.nodes:
-            if not node.children and not node.payload.is_pinned():
+        for node in self.lru.leaves:
+            if not node.payload.is_pinned():
                 self.counters.rows_evicted += self._drop(node)
                 return True
         return False

@@ -14,6 +14,9 @@ It guards against accidents, not against an adversary; storage adds a cryptograp
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -80,12 +83,17 @@ class Digester:
         words = rows.reshape(num_rows, -1).view(self._word)
         low = first_layer * self._words_per_layer
         high = low + words.shape[1]
-        forward = self._product(words, self._forward[low:high])
-        # Assigning into a big-endian array and reading it back as little-endian reverses bytes
-        # in one pass; ndarray.byteswap takes four times as long.
-        swapped = np.empty(words.shape, self._reversed_word)
-        swapped[...] = words
-        backward = self._product(swapped.view(self._word), self._backward[low:high])
+        forward, backward = np.empty((2, num_rows), np.uint64)
+        step = max(1, _CHUNK_BYTES // (words.shape[1] * words.itemsize))
+        for at in range(0, num_rows, step):
+            part = words[at : at + step]
+            _product(part, self._forward[low:high], forward[at : at + step])
+            swapped = _scratch.take(part.shape, self._reversed_word)
+            # Assigning into a big-endian array and reading it back as little-endian reverses
+            # bytes in one pass; ndarray.byteswap takes four times as long.
+            swapped[...] = part
+            reverse = swapped.view(self._word)
+            _product(reverse, self._backward[low:high], backward[at : at + step])
         position = np.arange(start, start + num_rows, dtype=np.uint64)
         position *= self._position_key
         forward += position
@@ -93,10 +101,28 @@ class Digester:
         forward += np.uint64(self._version_key * weight_version & _MASK)
         return _mix(forward, backward)
 
-    def _product(self, words: NDArray[np.unsignedinteger], keys: Digests) -> Digests:
-        if words.dtype.itemsize != 8:
-            words = words.astype(np.uint64)
-        return np.einsum("ij,j->i", words, keys)
+
+class _Scratch(threading.local):
+    """A buffer that stays allocated: a fresh one costs more in page faults than the hash."""
+
+    def __init__(self) -> None:
+        self.data = np.empty(0, np.uint8)
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        num_bytes = shape[0] * shape[1] * dtype.itemsize
+        if len(self.data) < num_bytes:
+            self.data = np.empty(num_bytes, np.uint8)
+        return self.data[:num_bytes].view(dtype).reshape(shape)
+
+
+_scratch = _Scratch()
+_CHUNK_BYTES = 1 << 19
+
+
+def _product(words: NDArray[np.unsignedinteger], keys: Digests, out: Digests) -> None:
+    if words.dtype.itemsize != 8:
+        words = words.astype(np.uint64)
+    np.einsum("ij,j->i", words, keys, out=out)
 
 
 def _mix(state: Digests, other: Digests) -> Digests:

@@ -43,7 +43,7 @@ class RowsLease(SegmentRows):
         self._store.unpin(self._slabs)
         self._store.num_leases -= 1
         self._slabs = set[Slab]()
-        self._segments = ()
+        self._segments, self._joined = (), []
 
     def __enter__(self) -> RowsLease:
         return self

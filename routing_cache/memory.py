@@ -24,8 +24,11 @@ from routing_cache.errors import BudgetError
 from routing_cache.provenance import Provenance
 from routing_cache.routed_experts import RowLayout, Rows
 
-_MAX_SLAB_BYTES = 4 << 20
-_GROWTH = 32  # a new slab adds at most this fraction (1/32) to what its session already holds
+# From 4 MiB on numpy asks the kernel for huge pages, which reads of a whole trajectory feel.
+_FULL_SLAB_BYTES = 4 << 20
+# A session that has written this much gets full slabs; before, its slabs double.
+_BIG_SESSION_BYTES = 1 << 20
+_TRIM_BELOW = 0.97  # a completed slab filled less than this is copied into a smaller one
 
 
 class ByteMeter:
@@ -239,6 +242,18 @@ class RowStore:
                     + ("" if self._spill_dir else " or set spill_dir"),
                 )
 
+    def trim(self, slab: Slab) -> None:
+        """Give back what a completed slab never used. Segments see the copy from now on."""
+        if slab.used >= _TRIM_BELOW * len(slab.rows):
+            return
+        rows = slab.rows[: slab.used].copy()
+        self._memory.track(rows)
+        slab.rows = rows
+        if slab.digests is not None:
+            digests = slab.digests[: slab.used].copy()
+            self._memory.track(digests)
+            slab.digests = digests
+
     def _spill_one(self) -> bool:
         """Move the largest pinned, completed slab to a file; False when there is none."""
         if self._spill_dir is None:
@@ -287,8 +302,10 @@ class SlabWriter:
         return 0 if self._slab is None else len(self._slab.rows) - self._slab.used
 
     def _capacity(self, num_rows: int) -> int:
-        grown = min(self._written // _GROWTH, _MAX_SLAB_BYTES // self._store.slab_row_bytes)
-        return max(num_rows, grown)
+        written_bytes = (self._written + num_rows) * self._store.layout.row_bytes
+        if written_bytes >= _BIG_SESSION_BYTES:
+            return max(num_rows, -(-_FULL_SLAB_BYTES // self._store.layout.row_bytes))
+        return max(num_rows, self._written)
 
     def append(
         self,
@@ -327,4 +344,5 @@ class SlabWriter:
         """Nothing more goes into the current slab; it may be spilled from now on."""
         if self._slab is not None:
             self._slab.open = False
+            self._store.trim(self._slab)
             self._slab = None

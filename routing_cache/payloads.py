@@ -314,13 +314,14 @@ def vllm_array(value: object, max_bytes: int = DEFAULT_MAX_BYTES) -> NDArray[np.
     Raises:
         PayloadError: not an array, a nested list or the base64 of an ``.npy`` file.
     """
+    array: NDArray[Any]
     if isinstance(value, str | bytes):
         array = read_npy(decode_base64(value, max_bytes), max_bytes)
     elif isinstance(value, np.ndarray):
         array = cast("NDArray[Any]", value)
     elif isinstance(value, list):
         try:
-            array = np.array(value)
+            array = np.array(cast("list[Any]", value))
         except (ValueError, OverflowError) as error:
             raise PayloadError(f"routed_experts is a ragged list: {error}") from error
     else:
@@ -350,7 +351,8 @@ def read_npy(data: bytes, max_bytes: int = DEFAULT_MAX_BYTES) -> NDArray[Any]:
     size = dtype.itemsize
     for length in shape:
         size *= length
-    if dtype.kind not in "iu" or fortran_order or size > max_bytes or size != len(payload):
+    plain = dtype.kind in "iu" and not fortran_order and all(length >= 0 for length in shape)
+    if not plain or size > max_bytes or size != len(payload):
         raise PayloadError(
             "the .npy file is not a plain integer array of its own size",
             got=f"{dtype} {shape}, {len(payload)} bytes",

@@ -45,7 +45,7 @@ class _SavedSegment:
 class _SavedNode:
     parent: int  # position in the version's list, -1 for the root
     num_tokens: int
-    age: int  # place in the least-recently-used order
+    age: int  # orders nodes by their last use
     segments: tuple[_SavedSegment, ...]
 
 
@@ -66,7 +66,7 @@ def save(cache: RoutingCache, path: Path) -> int:
     """
     with cache.exclusive():
         versions = [(version, list(tree.nodes())) for version, tree in cache.trees()]
-        ages = {node: age for age, node in enumerate(cache.lru.nodes)}
+        ages = {node: node.last_used for _, nodes in versions for node in nodes}
         segments = [s for _, nodes in versions for node in nodes for s in node.payload.segments]
         origins = list(dict.fromkeys(s.provenance for s in segments))
         index = json.dumps(
@@ -146,7 +146,7 @@ def load(
                     _read_segment(cache, s, index, file) for s in saved.segments
                 ]
             for node, _ in sorted(nodes, key=lambda pair: pair[1].age):
-                cache.lru.nodes.move_to_end(node)
+                cache.lru.touch(node)
     return cache
 
 

@@ -108,7 +108,7 @@ def _steps(
             "the server's replies fit no known form"
             if not forms
             else "the server's replies fit more than one form",
-            got=[_describe(s) for s in seen] if not forms else forms,
+            got=forms or [_describe(s) for s in seen],
             expected="exactly one",
             fix="check the layer map and moe_top_k against the served model, and that the server "
             "returns routed experts",

@@ -37,13 +37,14 @@ P = TypeVar("P", bound=Payload)
 class Node(Generic[P]):
     """Tokens ``[start, end)`` of every sequence that passes through it."""
 
-    __slots__ = ("__weakref__", "children", "edge", "parent", "payload", "start")
+    __slots__ = ("__weakref__", "children", "edge", "last_used", "parent", "payload", "start")
 
     def __init__(self, edge: bytes, start: int, parent: Node[P] | None, payload: P) -> None:
         self.edge = edge
         self.start = start
         self.parent = parent
         self.payload = payload
+        self.last_used = 0
         self.children: dict[bytes, Node[P]] = {}
 
     @property
@@ -59,38 +60,52 @@ class Position(NamedTuple, Generic[P]):
 
 
 class NodeLru(Generic[P]):
-    """Nodes of several trees, least recently used first, and their bytes.
+    """Leaves of several trees, least recently used first, and the bytes of all nodes.
 
-    A node is always more recent than its children, so the oldest one is a leaf unless its
-    children cannot go.
+    Only the node where a walk ended is marked as used: its ancestors cannot be evicted before it,
+    and one that becomes a leaf takes its child's place in the order unless it was used since.
     """
 
     def __init__(self) -> None:
-        self.nodes: OrderedDict[Node[P], None] = OrderedDict()
+        self.leaves: OrderedDict[Node[P], None] = OrderedDict()
+        self.num_nodes = 0
         self.edge_bytes = 0
+        self._clock = 0
 
     @property
     def num_bytes(self) -> int:
-        return self.edge_bytes + NODE_BYTES * len(self.nodes)
+        return self.edge_bytes + NODE_BYTES * self.num_nodes
 
     def add(self, node: Node[P]) -> None:
-        self.nodes[node] = None
+        """Count a new node, as just used; its parent is no leaf any more."""
+        self.num_nodes += 1
         self.edge_bytes += len(node.edge)
+        if node.parent is not None:
+            self.leaves.pop(node.parent, None)
+        if not node.children:
+            self.leaves[node] = None
+        self.touch(node)
 
     def touch(self, node: Node[P]) -> None:
-        """Mark the path from the root to ``node`` as used."""
-        while node.parent is not None:
-            self.nodes.move_to_end(node)
-            node = node.parent
+        """Mark ``node`` as used just now."""
+        self._clock += 1
+        node.last_used = self._clock
+        if node in self.leaves:
+            self.leaves.move_to_end(node)
 
     def remove(self, node: Node[P]) -> None:
         """Cut a childless ``node`` off its tree."""
-        assert node.parent is not None
+        parent = node.parent
+        assert parent is not None
         assert not node.children
-        del node.parent.children[node.edge[:TOKEN_BYTES]]
+        del parent.children[node.edge[:TOKEN_BYTES]]
         node.parent = None
-        del self.nodes[node]
+        del self.leaves[node]
+        self.num_nodes -= 1
         self.edge_bytes -= len(node.edge)
+        if parent.parent is not None and not parent.children:
+            self.leaves[parent] = None
+            self.leaves.move_to_end(parent, last=parent.last_used > node.last_used)
 
 
 def common_prefix_bytes(key: bytes, offset: int, edge: bytes) -> int:
@@ -197,7 +212,9 @@ class RadixTree(Generic[P]):
         node.start = at
         node.parent = upper
         upper.children[node.edge[:TOKEN_BYTES]] = node
-        self._lru.add(upper)
+        upper.last_used = node.last_used
+        self._lru.num_nodes += 1
+        self._lru.edge_bytes += cut
         return upper
 
     def settle(self, position: Position[P]) -> Position[P] | None:

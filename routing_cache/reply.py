@@ -5,7 +5,6 @@ Pure functions over segments; :class:`~routing_cache.session.Session` carries ou
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +13,8 @@ from numpy.typing import NDArray
 from routing_cache.digest import Digester, Digests
 from routing_cache.errors import RowCountError
 from routing_cache.memory import Segment, clip_all
-from routing_cache.provenance import Comparison, ConflictPolicy, Kind, compare_rows
-from routing_cache.radix_tree import TOKEN_BYTES
-from routing_cache.routed_experts import RowLayout, Rows, check_rows
+from routing_cache.provenance import Comparison, ConflictPolicy, compare_rows
+from routing_cache.routed_experts import RowLayout, Rows, TokenIds, check_rows
 
 
 class Reply(NamedTuple):
@@ -43,17 +41,31 @@ class Reply(NamedTuple):
         """Rows of tokens ``[start, stop)``, absolute indices."""
         return self.rows[start - self.start : stop - self.start]
 
-    def kind(self, position: int) -> Kind:
-        return "prefill" if position < self.prefill_end else "decode"
-
 
 class Piece(NamedTuple):
-    """Rows ``[start, stop)`` that a session gains, all of one kind."""
+    """Rows ``[start, stop)`` that a session gains, from one source."""
 
     start: int
     stop: int
     shared: Segment | None  # take these rows of a sibling instead of the reply's
     publish: bool  # the reply's rows become what the tree knows for these tokens
+
+
+def check_start(start: int, num_known: int) -> None:
+    """Refuse a gap before ``start`` when ``num_known`` rows are known.
+
+    Raises:
+        RowCountError: see :meth:`Session.record`.
+    """
+    if not 0 <= start <= num_known:
+        raise RowCountError(
+            f"rows {num_known} to {start - 1} were never received"
+            if start > 0
+            else "start must not be negative",
+            got=f"start={start}",
+            expected=f"0 <= start <= num_rows={num_known}",
+            fix="ask the engine for rows from session.num_rows on",
+        )
 
 
 class Found(NamedTuple):
@@ -65,8 +77,7 @@ class Found(NamedTuple):
 
 def read_reply(
     rows: NDArray[np.integer],
-    key: bytes,
-    num_known: int,
+    token_ids: TokenIds,
     layout: RowLayout,
     digester: Digester | None,
     *,
@@ -75,23 +86,14 @@ def read_reply(
     weight_version: int,
     turn: int,
 ) -> Reply:
-    """Check ``rows`` against the tokens they claim to cover; ``key`` holds all of them.
+    """Check ``rows`` against ``token_ids``, the tokens from ``start`` to the session's end.
 
     Raises:
         LayoutError, RowCountError: see :meth:`Session.record`.
     """
-    stop = len(key) // TOKEN_BYTES - 1
     block = layout.canonical(rows)
-    if not 0 <= start <= num_known:
-        raise RowCountError(
-            f"rows {num_known} to {start - 1} were never received"
-            if start > 0
-            else "start must not be negative",
-            got=f"start={start}",
-            expected=f"0 <= start <= num_rows={num_known}",
-            fix="ask the engine for rows from session.num_rows on",
-        )
-    if len(block) != stop - start:
+    if len(block) != len(token_ids) - 1:
+        stop = start + len(token_ids) - 1
         raise RowCountError(
             f"the reply's rows do not cover tokens [{start}, {stop}) of {stop + 1}",
             got=len(block),
@@ -111,8 +113,7 @@ def read_reply(
         block[check.bad] = layout.missing
     digests = None
     if digester is not None:
-        ids = np.frombuffer(key, np.int32, len(block), start * TOKEN_BYTES)
-        digests = digester.rows(block, ids, start=start, weight_version=weight_version)
+        digests = digester.rows(block, token_ids[:-1], start=start, weight_version=weight_version)
     return Reply(
         block,
         digests,
@@ -164,25 +165,20 @@ def plan_new(
     comparisons: list[Found] = []
     position = start
     for segment in known:
-        pieces += _fresh(reply, position, segment.start)
+        if position < segment.start:
+            pieces.append(Piece(position, segment.start, None, True))
         for part in _cut_at(segment, reply.prefill_end):
             comparison = compare_rows(part.rows, reply.cut(part.start, part.stop), missing)
             comparisons.append(Found(comparison, part.start))
             fills = comparison.old_missing is not None and comparison.new_missing is None
-            is_prompt = reply.kind(part.start) == "prefill"
+            is_prompt = part.start < reply.prefill_end
             shares = comparison.identical or (is_prompt and policy == "first" and not fills)
             publish = fills or policy == "latest"
             pieces.append(Piece(part.start, part.stop, part if shares else None, publish))
         position = segment.stop
-    pieces += _fresh(reply, position, reply.stop)
+    if position < reply.stop:
+        pieces.append(Piece(position, reply.stop, None, True))
     return pieces, comparisons
-
-
-def _fresh(reply: Reply, start: int, stop: int) -> list[Piece]:
-    if start >= stop:
-        return []
-    cuts = sorted({start, stop, min(max(reply.prefill_end, start), stop)})
-    return [Piece(a, b, None, True) for a, b in pairwise(cuts)]
 
 
 def _cut_at(segment: Segment, position: int) -> list[Segment]:

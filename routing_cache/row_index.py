@@ -10,14 +10,18 @@ from routing_cache.memory import Segment, overlay
 class RowIndex:
     """Sorted, non-overlapping segments inside one node's token range."""
 
-    __slots__ = ("segments",)
+    __slots__ = ("prefix_known", "segments")
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
+        # Set once every row from the root to this node's end was seen to be known. It stays true:
+        # rows are replaced but never taken away from a node with descendants.
+        self.prefix_known = False
 
     def split(self, at: int) -> RowIndex:
         """Keep rows before token ``at``; return the rest. Mutates."""
         rest = RowIndex()
+        rest.prefix_known = self.prefix_known
         rest.segments = [s.clip(at, s.stop) for s in self.segments if s.stop > at]
         self.segments = [s.clip(s.start, at) for s in self.segments if s.start < at]
         return rest

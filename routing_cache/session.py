@@ -12,8 +12,8 @@ from routing_cache.errors import ClosedError, RowCountError
 from routing_cache.lease import RowsLease
 from routing_cache.memory import Segment, Slab, SlabWriter, clip_all, overlay
 from routing_cache.provenance import Comparison, Provenance, RoleSpan, role_codes
-from routing_cache.radix_tree import TOKEN_BYTES, Position, common_prefix_bytes
-from routing_cache.reply import Reply, plan_new, plan_overlap, read_reply
+from routing_cache.radix_tree import TOKEN_BYTES, Position, RadixTree, common_prefix_bytes
+from routing_cache.reply import Found, Reply, check_start, plan_new, plan_overlap, read_reply
 from routing_cache.routed_experts import TokenIds, as_token_ids
 from routing_cache.row_index import RowIndex
 
@@ -141,11 +141,11 @@ class Session:
                 self._cache.counters.replies_without_rows += 1
                 self._cache.note_session(self)
                 return
-            key = bytes(self._tokens) + new_key
+            check_start(start, self.num_rows)
+            ids = np.frombuffer(bytes(self._tokens[start * TOKEN_BYTES :]) + new_key, np.int32)
             reply = read_reply(
                 rows,
-                key,
-                self.num_rows,
+                ids,
                 self._cache.layout,
                 self._cache.digester if self._cache.store.with_digests else None,
                 start=start,
@@ -153,7 +153,7 @@ class Session:
                 weight_version=weight_version,
                 turn=turn,
             )
-            self._store(reply, key, new_key, role_spans)
+            self._store(reply, new_key, role_spans)
 
     def branch(self, at: int) -> Session:
         """A new session with the first ``at`` tokens and their rows, shared. Mutates the cache."""
@@ -203,14 +203,14 @@ class Session:
 
     # What follows carries out record().
 
-    def _store(
-        self, reply: Reply, key: bytes, new_key: bytes, role_spans: Sequence[RoleSpan]
-    ) -> None:
+    def _store(self, reply: Reply, new_key: bytes, role_spans: Sequence[RoleSpan]) -> None:
         cache = self._cache
         policy, missing = cache.conflict_policy, cache.layout.missing
         start = max(self.num_rows, reply.start)
-        replaced, overlap = plan_overlap(reply, self._segments, policy, missing)
-        known = self._known_to_tree(reply.weight_version, key, start, reply.stop)
+        replaced, overlap = list[tuple[int, int]](), list[Found]()
+        if reply.start < start:
+            replaced, overlap = plan_overlap(reply, self._segments, policy, missing)
+        known = self._known_to_tree(reply.weight_version, new_key, start, reply.stop)
         pieces, found = plan_new(reply, known, start, policy, missing)
         self._pin([p.shared for p in pieces if p.shared is not None])
         num_own = sum(p.stop - p.start for p in pieces if p.shared is None)
@@ -233,46 +233,51 @@ class Session:
             segments = self._write(reply, piece.start, piece.stop, num_own)
             num_own -= piece.stop - piece.start
             self._segments += segments
-            indexed += segments if piece.publish else ()
+            if piece.publish:
+                indexed += segments
         self.weight_version = reply.weight_version
-        self._place(reply.weight_version, key, indexed)
+        self._place(reply.weight_version, indexed)
         cache.counters.rows_recorded += len(reply.rows)
         cache.counters.rows_bad += reply.num_bad
         cache.counters.rows_missing += reply.num_missing
         cache.note_session(self)
 
-    def _known_to_tree(self, version: int, key: bytes, start: int, stop: int) -> list[Segment]:
+    def _known_to_tree(self, version: int, new_key: bytes, start: int, stop: int) -> list[Segment]:
         """Rows ``[start, stop)`` that other sessions of ``version`` put under the same tokens."""
-        tree = self._cache.tree(version)
-        at = self._settled_cursor(version)
-        if at is None:
-            at = Position(tree.root, 0)
-        node, matched = tree.walk(key, at, at.num_tokens * TOKEN_BYTES)
-        stop = min(stop, matched)  # the walk may end inside an edge: the rest is another's
+        tree, at = self._tree_at(version)
+        suffix = bytes(self._tokens[at.num_tokens * TOKEN_BYTES :]) + new_key
+        node, num_tokens = tree.walk(suffix, at)
+        # Beyond the match the node's rows are those of other tokens.
+        stop = min(stop, num_tokens)
         segments: list[Segment] = []
         while node.parent is not None and node.end > start:
             segments = clip_all(node.payload.segments, start, stop) + segments
             node = node.parent
         return segments
 
-    def _write(self, reply: Reply, start: int, stop: int, more: int) -> list[Segment]:
+    def _write(self, reply: Reply, start: int, stop: int, num_own: int) -> list[Segment]:
+        """Copy the reply's rows ``[start, stop)``; ``num_own`` rows in all are to be copied."""
         low, high = start - reply.start, stop - reply.start
         segments = self._writer.append(
             reply.rows[low:high],
             None if reply.digests is None else reply.digests[low:high],
             start=start,
-            provenance=Provenance(self.engine, reply.weight_version, reply.kind(start)),
+            provenance=Provenance(self.engine, reply.weight_version, "decode"),
             has_missing=reply.has_missing,
-            more_rows=more - (stop - start),
+            more_rows=num_own - (stop - start),
         )
         self._pin(segments)
-        return segments
+        middle = reply.prefill_end
+        if start >= middle:
+            return segments
+        prefill = segments[0].provenance._replace(kind="prefill")
+        first = [s._replace(provenance=prefill) for s in clip_all(segments, start, middle)]
+        return first + clip_all(segments, middle, stop)
 
-    def _place(self, version: int, key: bytes, segments: list[Segment]) -> None:
+    def _place(self, version: int, segments: list[Segment]) -> None:
         """Put the session's tokens into the version's tree and ``segments`` under them."""
-        tree = self._cache.tree(version)
-        at = self._settled_cursor(version) or Position(tree.root, 0)
-        position = tree.insert(key, at, at.num_tokens * TOKEN_BYTES)
+        tree, at = self._tree_at(version)
+        position = tree.insert(bytes(self._tokens[at.num_tokens * TOKEN_BYTES :]), at)
         self._cursor, self._cursor_version = position, version
         node = position.node
         first = min((s.start for s in segments), default=position.num_tokens)
@@ -283,12 +288,13 @@ class Session:
             node = node.parent
         self._cache.lru.touch(position.node)
 
-    def _settled_cursor(self, version: int) -> Position[RowIndex] | None:
-        if self._cursor is None or self._cursor_version != version:
-            return None
+    def _tree_at(self, version: int) -> tuple[RadixTree[RowIndex], Position[RowIndex]]:
+        """The version's tree and how far into it the session is known to have come."""
         tree = self._cache.tree(version)
-        self._cursor = tree.settle(self._cursor)
-        return self._cursor
+        at = None
+        if self._cursor is not None and self._cursor_version == version:
+            at = tree.settle(self._cursor)
+        return tree, at or Position(tree.root, 0)
 
     def _append_tokens(
         self, new_key: bytes, prompt_end: int, role_spans: Sequence[RoleSpan]
