@@ -217,6 +217,19 @@ def test_r2_of_one_mini_step_equals_no_replay(make_samples, make_trainer) -> Non
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
 
 
+def test_r2_replays_the_old_pass_through_later_mini_steps(make_samples, make_trainer) -> None:
+    """After the first update the live routers choose other experts, r2 does not."""
+    samples = [without_rows(s) for s in make_samples(LENGTHS)]
+    weights = {}
+    for mode in ("r2", "off"):
+        trainer = make_trainer(
+            routing={"replay": mode}, algorithm={"num_mini_steps": 2}, optim={"lr": 0.02}
+        )
+        trainer.step(samples)
+        weights[mode] = trainer.publish_weights()
+    assert any(not torch.equal(t, weights["off"][name]) for name, t in weights["r2"].items())
+
+
 def test_the_same_step_twice_gives_the_same_weights(make_samples, make_trainer) -> None:
     samples = make_samples(LENGTHS)
     runs = []
