@@ -103,9 +103,13 @@ head=$(git --git-dir="$repository/.git" rev-parse HEAD)
 find "$repository" -mindepth 2 -name .git -prune -print | while IFS= read -r found; do
   check_store "$found" HEAD
 done
-# Another copy of this project anywhere else would hold its future as well.
-find / -xdev \( -path /proc -o -path /sys -o -path "$work" \) -prune -o -type f -name HEAD -print |
-  while IFS= read -r found; do
+# Another copy of this project anywhere else would hold its future as well. Folders that are often
+# mounts are named, because mounts are not entered: /proc, or a whole machine, may lie behind one.
+{
+  echo "$repository/.git/HEAD"
+  find / /tmp /var/tmp /home /root /opt /srv /mnt /dev/shm "$repository" -xdev -path "$work" -prune \
+    -o -type f -name HEAD -print 2>/dev/null
+} | sort -u | while IFS= read -r found; do
     store=$(dirname "$found")
     [ -d "$store/objects" ] && [ -d "$store/refs" ] || continue
     for id in "$@"; do
@@ -115,7 +119,7 @@ find / -xdev \( -path /proc -o -path /sys -o -path "$work" \) -prune -o -type f 
     [ "$store" = "$repository/.git" ] && continue
     git --git-dir="$store" cat-file -e "$head" 2>/dev/null &&
       problem "$store is a copy of the project"
-  done
+done
 echo done
 """
 )

@@ -64,7 +64,8 @@ git write-tree
 _LIST = (
     _SETUP
     + r"""
-cp "$GIT_DIR/index" "$GIT_DIR/index.now"
+# With its own time: files changed in the second in which it was written are compared by content.
+cp -p "$GIT_DIR/index" "$GIT_DIR/index.now"
 export GIT_INDEX_FILE=$GIT_DIR/index.now
 git ls-files -z --modified --deleted
 git ls-files -z --others --exclude-standard >"$GIT_DIR/list"

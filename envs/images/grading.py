@@ -14,9 +14,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from envs import control
 from envs.base import ExecResult, Score
 from envs.errors import InfrastructureError, PatchError, TaskError
-from envs.images import audit, control, outcomes, report_plugin
+from envs.images import audit, outcomes, report_plugin
 from envs.images.sections import Section, split_patch
 from envs.images.task import ImageTask, TestPlan
 from envs.sandbox.docker.host import DockerHost
@@ -46,7 +47,8 @@ class Validation:
     """What the gold patch showed of a task: what it needs, and which tests can be turned wrong."""
 
     gold_means: frozenset[str] = frozenset()  # suspicious means that the solution itself uses
-    controls: frozenset[str] | None = None  # tests that fail the control run; None is not measured
+    controls: frozenset[str] | None = None  # tests that fail the control run; None: not measured
+    failing: frozenset[str] = frozenset()  # expected passes that the base commit does not give
 
 
 @dataclass(frozen=True)
@@ -107,22 +109,30 @@ class ImageGrader:
         self, task: ImageTask, sections: Sequence[Section], validation: Validation
     ) -> list[str]:
         """Tests that pass although what they expect is wrong."""
-        passed = self.control_passes(task, sections)
+        rng = random.Random(secrets.randbits(64))
+        # What has to be forged is what fails without the fix: always among the turned tests.
+        failing = frozenset(map(control.function_of, validation.failing))
+        choose = control.draw_choice(rng, failing) if failing else None
+        passed = self.control_passes(task, sections, choose)
         if validation.controls is None:
             return sorted(passed)
         return sorted(passed & validation.controls)
 
-    def control_passes(self, task: ImageTask, sections: Sequence[Section]) -> frozenset[str]:
-        """Names of expected passes that also pass the control run."""
+    def control_passes(
+        self, task: ImageTask, sections: Sequence[Section], choose: control.Choose | None = None
+    ) -> frozenset[str]:
+        """Names of expected passes that pass the control run as well."""
         with self.container(task) as sandbox:
             apply_sections(sandbox, task, sections)
-            turn_tests_wrong(sandbox, task.plan)
+            turned = turn_tests_wrong(sandbox, task.plan, choose)
             run = run_tests(sandbox, task.plan)
         statuses = outcomes.rename(run.outcomes.statuses, task.plan.names)
         return frozenset(
             name
             for name, wanted in task.expected.items()
-            if wanted == "PASSED" and statuses.get(name) == "PASSED"
+            if wanted == "PASSED"
+            and statuses.get(name) == "PASSED"
+            and control.function_of(name) in turned
         )
 
     def container(self, task: ImageTask) -> _Container:
@@ -140,7 +150,8 @@ class ImageGrader:
             raise TaskError(f"task {task.task_id} has no solution to validate it with")
         means = audit.reasons_of(audit.suspicious_means(sections))
         with self.container(task) as sandbox:
-            base = _score(task, run_tests(sandbox, task.plan))
+            run = run_tests(sandbox, task.plan)
+        base = _score(task, run)
         if base.reward == 1.0:
             raise TaskError(f"task {task.task_id} is solved as it stands: expected=a failing test")
         with self.container(task) as sandbox:
@@ -152,7 +163,9 @@ class ImageGrader:
         controls = None
         if self._policy.control_run and task.plan.plugin:
             controls = frozenset(passes - self.control_passes(task, sections))
-        return Validation(frozenset(means), controls)
+        statuses = outcomes.rename(run.outcomes.statuses, task.plan.names)
+        failing = frozenset(name for name in passes if statuses.get(name) != "PASSED")
+        return Validation(frozenset(means), controls, failing)
 
 
 class _Container:
@@ -225,17 +238,27 @@ def run_tests(sandbox: DockerSandbox, plan: TestPlan) -> TestRun:
     return TestRun(result, outcomes.read_report(written, nonce, result.exit_code), changed)
 
 
-def turn_tests_wrong(sandbox: DockerSandbox, plan: TestPlan) -> None:
-    """Rewrite the official test modules in place, see ``control``."""
+def turn_tests_wrong(
+    sandbox: DockerSandbox, plan: TestPlan, choose: control.Choose | None = None
+) -> frozenset[str]:
+    """Rewrite official test modules in place, see ``control``. Returns what was turned.
+
+    When the choice hits no test at all, every test is turned.
+    """
     rng = random.Random(secrets.randbits(64))
+    turned: set[str] = set()
     for root in plan.judged_paths:
-        parent = posixpath.dirname(root)
-        rewritten: dict[str, bytes] = {}
-        for name, data in _test_files(sandbox, root).items():
-            turned = control.turn_wrong(data, rng) if name.endswith(".py") else None
-            if turned is not None and posixpath.basename(name) != "conftest.py":
-                rewritten[name] = turned
-        sandbox.put_files(parent, rewritten)
+        modules = {
+            name: control.turn_wrong(data, rng, choose)
+            for name, data in _test_files(sandbox, root).items()
+            if name.endswith(".py") and posixpath.basename(name) != "conftest.py"
+        }
+        rewritten = {name: module.source for name, module in modules.items() if module.turned}
+        sandbox.put_files(posixpath.dirname(root), rewritten)
+        turned.update(*(module.turned for module in modules.values()))
+    if choose is not None and not turned:
+        return turn_tests_wrong(sandbox, plan)
+    return frozenset(turned)
 
 
 def _score(task: ImageTask, run: TestRun) -> Score:

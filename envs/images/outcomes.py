@@ -132,7 +132,7 @@ def unexpected(statuses: Mapping[str, str], expected: Mapping[str, str]) -> list
 
 
 def normal_expected(expected: Mapping[str, str]) -> dict[str, str]:
-    """R2E-Gym's data has colour codes, and messages after failing names; empty names are dropped."""
+    """Without the colour codes and the messages after failing names that R2E-Gym's data has."""
     cleaned: dict[str, str] = {}
     for name, status in expected.items():
         plain = _cut_message(_ANSI.sub(b"", name.encode()).decode(), status)

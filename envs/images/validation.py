@@ -36,7 +36,12 @@ class ValidationCache:
             self._write(path, {"refused": str(error)})
             raise
         controls = None if validation.controls is None else sorted(validation.controls)
-        self._write(path, {"means": sorted(validation.gold_means), "controls": controls})
+        content: _Json = {
+            "means": sorted(validation.gold_means),
+            "controls": controls,
+            "failing": sorted(validation.failing),
+        }
+        self._write(path, content)
         return validation
 
     def _write(self, path: Path, content: _Json) -> None:
@@ -50,11 +55,16 @@ def _read(content: _Json) -> Validation:
     refused = content.get("refused")
     if isinstance(refused, str):
         raise TaskError(refused)
-    means, controls = content.get("means"), content.get("controls")
+    controls = content.get("controls")
     return Validation(
-        frozenset(means if isinstance(means, list) else ()),
-        frozenset(controls) if isinstance(controls, list) else None,
+        _names(content.get("means")),
+        _names(controls) if isinstance(controls, list) else None,
+        _names(content.get("failing")),
     )
+
+
+def _names(value: str | list[str] | None) -> frozenset[str]:
+    return frozenset(value) if isinstance(value, list) else frozenset()
 
 
 def _key(task: ImageTask, image_id: str) -> str:

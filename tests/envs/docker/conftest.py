@@ -1,32 +1,3 @@
-"""A host on the private daemon. These tests fail, and do not skip, where there is none."""
+from docker_fixtures import docker_host
 
-from __future__ import annotations
-
-import os
-from collections.abc import Iterator
-
-import pytest
-from r2e_specimens import BASE_IMAGE
-
-from envs.sandbox.docker.docker_py import DockerPyEngine
-from envs.sandbox.docker.errors import DockerError
-from envs.sandbox.docker.host import DockerHost, HostLimits
-
-PRIVATE_SOCKET = "unix:///opt/agent-rl-docker/docker.sock"
-
-
-def connect() -> DockerPyEngine:
-    url = os.environ.get("DOCKER_HOST", PRIVATE_SOCKET)
-    try:
-        return DockerPyEngine(url)
-    except DockerError as error:
-        pytest.fail(f"no container engine at {url}; start it by scripts/docker/start.sh: {error}")
-
-
-@pytest.fixture(scope="session")
-def docker_host() -> Iterator[DockerHost]:
-    host = DockerHost(connect(), run_id="tests", limits=HostLimits(disk_floor_bytes=1 << 30))
-    host.clean_up()
-    assert host.engine.find_image(BASE_IMAGE), "make it by scripts/docker/base_image.sh"
-    yield host
-    host.close()
+__all__ = ["docker_host"]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import connect
+from docker_fixtures import DOCKER_URL, connect
 from r2e_specimens import BASE_IMAGE, SMALL
 
 from envs.errors import InfrastructureError
@@ -118,9 +118,7 @@ def test_a_single_file_has_a_limit(docker_host: DockerHost) -> None:
 def test_what_a_container_is_made_with(box: DockerSandbox, docker_host: DockerHost) -> None:
     import docker
 
-    client = docker.DockerClient(
-        base_url=os.environ.get("DOCKER_HOST", "unix:///opt/agent-rl-docker/docker.sock")
-    )
+    client = docker.DockerClient(base_url=DOCKER_URL)
     try:
         config = client.containers.get(box.container_id).attrs["HostConfig"]
     finally:
@@ -184,7 +182,7 @@ def test_an_image_that_does_not_exist_is_infrastructure(docker_host: DockerHost)
 KILLED = """
     import os, sys, time
     sys.path.insert(0, {path!r})
-    from conftest import connect
+    from docker_fixtures import connect
     from r2e_specimens import BASE_IMAGE, SMALL
     from envs.sandbox.docker.host import DockerHost
     from envs.sandbox.docker.sandbox import DockerSandbox

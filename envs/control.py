@@ -10,6 +10,11 @@ from __future__ import annotations
 import ast
 import copy
 import random
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+Choose = Callable[[str], bool]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _EQUALITY = frozenset(
     (
@@ -23,30 +28,69 @@ _OPPOSITE = {"assertTrue": "assertFalse", "assertFalse": "assertTrue", "assertIn
              "assertIsNotNone": "assertIsNone"}  # fmt: skip
 
 
-def turn_wrong(source: bytes, rng: random.Random) -> bytes | None:
-    """The test module with every expectation wrong; None when it is not Python.
+@dataclass(frozen=True)
+class WrongTests:
+    """A rewritten module, and its rewritten tests as ``Class.test`` or ``test``."""
 
-    Tests without an expectation that can be turned raise at their start instead.
+    source: bytes
+    turned: frozenset[str]
+
+
+def turn_wrong(source: bytes, rng: random.Random, choose: Choose | None = None) -> WrongTests:
+    """The test module with the expectations of the chosen tests (None: all) wrong.
+
+    Tests without an expectation that can be turned raise at their start instead. A file that is
+    not Python comes back as it is.
     """
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return None
-    turner = _Turner(rng)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _is_test(node.name):
-            turner.num_turned = 0
-            node.body = [turner.visit(statement) for statement in node.body]
-            if not turner.num_turned:
-                node.body.insert(_first_statement(node), _raise(rng))
-    return ast.unparse(ast.fix_missing_locations(tree)).encode()
+        return WrongTests(source, frozenset())
+    turner, turned = _Turner(rng), set[str]()
+    for name, node in _tests(tree):
+        if choose is not None and not choose(name):
+            continue
+        turner.num_turned = 0
+        node.body = [turner.visit(statement) for statement in node.body]
+        if not turner.num_turned:
+            node.body.insert(_first_statement(node), _raise(rng))
+        turned.add(name)
+    return WrongTests(ast.unparse(ast.fix_missing_locations(tree)).encode(), frozenset(turned))
+
+
+def draw_choice(rng: random.Random, always: Collection[str] = ()) -> Choose:
+    """Which tests to turn: those named in ``always``, and none, some, half or all of the others.
+
+    Code that forges only a few failures among many passes must not be able to tell a control run
+    by its share of failures. The same test name is always decided the same way.
+    """
+    share = rng.choice((0.0, 0.1, 0.5, 1.0)) if always else rng.choice((0.1, 0.5))
+    salt = str(rng.getrandbits(64))
+    return lambda name: name in always or random.Random(salt + name).random() < share
+
+
+def function_of(test_name: str) -> str:
+    """``Class.test`` of a pytest node id or of an R2E-Gym name, parameters left out."""
+    plain = test_name.partition("[")[0]
+    return ".".join(plain.split("::")[1:]) if "::" in plain else plain
+
+
+def _tests(tree: ast.Module) -> Iterator[tuple[str, Function]]:
+    """Test functions of the module and of its classes."""
+    for node in tree.body:
+        if isinstance(node, Function) and _is_test(node.name):
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef):
+            for member in node.body:
+                if isinstance(member, Function) and _is_test(member.name):
+                    yield f"{node.name}.{member.name}", member
 
 
 def _is_test(name: str) -> bool:
     return name.startswith("test")
 
 
-def _first_statement(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+def _first_statement(node: Function) -> int:
     return 1 if ast.get_docstring(node, clean=False) is not None else 0
 
 
