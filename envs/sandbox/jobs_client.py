@@ -55,7 +55,8 @@ def case_job(
     """Calls to make in a fresh work folder filled with ``files``."""
     header = {"op": "cases", "paths": list(files), "imports": list(imports), "calls": list(calls)}
     body = pack_body(header, list(files.values()))
-    return Request(timeout_s, cpu_s, output_cap_bytes, True, len(body)), body
+    request = Request(timeout_s, cpu_s, output_cap_bytes, True, len(body), until_output_ends=True)
+    return request, body
 
 
 def file_job(op: str, path: str, data: bytes = b"", cap_bytes: int = 0) -> tuple[Request, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from envs.errors import InfrastructureError
@@ -36,7 +37,7 @@ class SandboxPool:
         self._spec, self._start = spec, start
         self._slots = threading.BoundedSemaphore(num_workers)
         self._lock = threading.Lock()
-        self._idle: list[Worker] = []
+        self._idle: deque[Worker] = deque()  # longest idle first: it has long cleaned up
         self._closed = False
         self.num_started = 0
         self.num_died = 0
@@ -77,7 +78,7 @@ class SandboxPool:
         """Stop every idle worker; busy ones stop when their job ends. Idempotent."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
+            idle, self._idle = self._idle, deque()
         for worker in idle:
             worker.close()
 
@@ -86,7 +87,7 @@ class SandboxPool:
             if self._closed:
                 raise InfrastructureError("the sandbox pool is closed: got=a job expected=none")
             if self._idle:
-                return self._idle.pop()
+                return self._idle.popleft()
             self.num_started += 1
         return self._start(self._spec)
 

@@ -39,6 +39,7 @@ def run(job: Job) -> None:
         except BaseException as error:
             kind, payload = "x", type(error).__name__
         _answer(fd, index, kind, payload)
+    os.close(fd)  # the answers are complete: the server need not see this process end
     os._exit(0)  # threads and exit handlers of the code under test do not get to run
 
 

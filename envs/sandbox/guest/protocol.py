@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_REQUEST = struct.Struct("<4sddQBQ")
+_REQUEST = struct.Struct("<4sddQBBQ")
 _REPLY = struct.Struct("<4siBdQQQQ")
 _HEADER_LENGTH = struct.Struct("<I")
 _REQUEST_MAGIC = b"JOB1"
@@ -22,7 +22,7 @@ _REPLY_MAGIC = b"RES1"
 
 REQUEST_BYTES = _REQUEST.size
 REPLY_BYTES = _REPLY.size
-KILL = _REQUEST.pack(b"KILL", 0, 0, 0, 0, 0)  # in place of a request: end the job in progress
+KILL = _REQUEST.pack(b"KILL", 0, 0, 0, 0, 0, 0)  # in place of a request: end the job in progress
 READY = b"R"  # the child has read its whole body; the control pipe is in step again
 
 _FLAG_TIMED_OUT = 1
@@ -44,6 +44,9 @@ class Request:
     output_cap_bytes: int
     fresh: bool  # a work folder of its own, gone afterwards
     body_bytes: int
+    until_output_ends: bool = (
+        False  # once the output is closed the job is over, whatever still runs
+    )
 
     def pack(self) -> bytes:
         return _REQUEST.pack(
@@ -52,22 +55,27 @@ class Request:
             self.cpu_s,
             self.output_cap_bytes,
             self.fresh,
+            self.until_output_ends,
             self.body_bytes,
         )
 
     @classmethod
     def unpack(cls, data: bytes) -> Request:
-        magic, wall_s, cpu_s, cap, fresh, body = _REQUEST.unpack(data)
+        magic, wall_s, cpu_s, cap, fresh, until_output_ends, body = _REQUEST.unpack(data)
         if magic != _REQUEST_MAGIC:
             raise ProtocolError(
                 f"request prefix is damaged: got={magic!r} expected={_REQUEST_MAGIC!r}"
             )
-        return cls(wall_s, cpu_s, cap, bool(fresh), body)
+        return cls(wall_s, cpu_s, cap, bool(fresh), body, bool(until_output_ends))
 
 
 @dataclass(frozen=True)
 class Reply:
-    """How a job ended. ``exit_code`` is that of the job's first process, -N for signal N."""
+    """How a job ended.
+
+    ``exit_code`` is that of the job's first process, -N for signal N, and 0 where the end of the
+    output ended the job.
+    """
 
     exit_code: int
     timed_out: bool

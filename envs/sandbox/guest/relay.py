@@ -45,6 +45,7 @@ class Waited:
 
     timed_out: bool = False
     cpu_exceeded: bool = False
+    output_ended: bool = False  # the stream that decides has ended
     killed: bool = False  # by a KILL frame
     host_gone: bool = False
 
@@ -64,11 +65,12 @@ def wait_for(
     streams: dict[int, BoundedBuffer],
     *,
     status_fd: int,
+    last_fd: int | None,
     control_fd: int,
     wall_s: float,
     cpu_s: float,
 ) -> Waited:
-    """Drain ``streams`` until process ``pid`` ends, a limit is hit or the host says stop.
+    """Drain ``streams`` until ``pid`` or ``last_fd`` ends, a limit is hit or the host says stop.
 
     The CPU budget is read from outside the process, so code that resets its own timers gains
     nothing, and a slow machine does not turn a short computation into a timeout. ``control_fd``
@@ -98,6 +100,8 @@ def wait_for(
             for fd in streams:
                 if fd in events and not _read_once(fd, streams[fd]):
                     poll.unregister(fd)
+                    if fd == last_fd:
+                        return Waited(output_ended=True)
                 elif fd == status_fd and fd in events:
                     poll.modify(control_fd, select.POLLIN)
             if pidfd in events:

@@ -73,10 +73,8 @@ def serve(config: ServerConfig) -> None:
             return
         if prefix == KILL:
             continue  # it crossed the end of its job
-        reply = _run(config.jobs, Request.unpack(prefix))
-        if reply is None:
+        if not _run(config.jobs, Request.unpack(prefix)):
             return
-        write_all(CONTROL_OUT, reply.pack())
 
 
 def _prepare_namespaces(config: ServerConfig) -> None:
@@ -109,47 +107,65 @@ def _mask_host_folders(config: ServerConfig) -> None:
     kernel.mount_tmpfs(keep, config.jobs.tmp_bytes, config.jobs.tmp_inodes)
 
 
-def _run(config: JobConfig, request: Request) -> Reply | None:
-    """One job; None when the host has gone or the pipe is out of step."""
+def _run(config: JobConfig, request: Request) -> bool:
+    """One job, answered; False when the host has gone or the pipe is out of step."""
     started = time.monotonic()
-    streams = {name: os.pipe() for name in ("output", "status", "report")}
-    pid = _fork(config, request, {name: pair[1] for name, pair in streams.items()})
-    for _, write_end in streams.values():
+    pipes = {name: os.pipe() for name in ("output", "status", "report")}
+    pid = _fork(config, request, {name: pair[1] for name, pair in pipes.items()})
+    for _, write_end in pipes.values():
         os.close(write_end)
-    caps = (request.output_cap_bytes, _STATUS_CAP_BYTES, _REPORT_CAP_BYTES)
+    output, status, report = (pair[0] for pair in pipes.values())
     buffers = {
-        pair[0]: relay.BoundedBuffer(cap) for pair, cap in zip(streams.values(), caps, strict=True)
+        output: relay.BoundedBuffer(request.output_cap_bytes),
+        status: relay.BoundedBuffer(_STATUS_CAP_BYTES),
+        report: relay.BoundedBuffer(_REPORT_CAP_BYTES),
     }
+
+    def answer(exit_code: int) -> None:
+        reply = Reply(
+            exit_code=exit_code,
+            timed_out=waited.timed_out,
+            cpu_exceeded=waited.cpu_exceeded,
+            seconds=time.monotonic() - started,
+            total_output_bytes=buffers[output].total_bytes,
+            output=buffers[output].kept(),
+            status=buffers[status].kept()[len(READY) :],
+            report=buffers[report].kept(),
+        )
+        write_all(CONTROL_OUT, reply.pack())
+
     waited = relay.wait_for(
         pid,
         buffers,
-        status_fd=streams["status"][0],
+        status_fd=status,
+        last_fd=output if request.until_output_ends else None,
         control_fd=CONTROL_IN,
         wall_s=request.wall_s,
         cpu_s=request.cpu_s,
     )
+    in_step = not waited.host_gone and buffers[status].kept().startswith(READY)
+    if waited.output_ended and in_step:
+        # Nothing more can come; taking the namespaces down need not keep the host waiting.
+        answer(0)
+    exit_code = _end(config, pid)
+    relay.drain(buffers)
+    in_step = not waited.host_gone and buffers[status].kept().startswith(READY)
+    if in_step and not waited.output_ended:
+        answer(exit_code)
+    for fd in buffers:
+        os.close(fd)
+    return in_step
+
+
+def _end(config: JobConfig, pid: int) -> int:
+    """Kill the job with all it started; the exit code of its first process."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     _, wait_status = os.waitpid(pid, 0)  # returns once its whole PID namespace is dead
     if not config.namespaces:
         _sweep_descendants()
         shutil.rmtree(fresh_folder(config.workspace, pid), ignore_errors=True)
-    relay.drain(buffers)
-    for fd in buffers:
-        os.close(fd)
-    output, status, report = buffers.values()
-    if waited.host_gone or not status.kept().startswith(READY):
-        return None
-    return Reply(
-        exit_code=os.waitstatus_to_exitcode(wait_status),
-        timed_out=waited.timed_out,
-        cpu_exceeded=waited.cpu_exceeded,
-        seconds=time.monotonic() - started,
-        total_output_bytes=output.total_bytes,
-        output=output.kept(),
-        status=status.kept()[len(READY) :],
-        report=report.kept(),
-    )
+    return os.waitstatus_to_exitcode(wait_status)
 
 
 def _fork(config: JobConfig, request: Request, write_ends: dict[str, int]) -> int:
