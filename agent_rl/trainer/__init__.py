@@ -1,0 +1,1 @@
+"""Training on Megatron-core with the rollout's routing replayed. Start at ``megatron.py``."""
