@@ -131,7 +131,7 @@ class TrainerConfig:
 
     kind: Literal["megatron"] = "megatron"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    micro_batch_tokens: int = 16384  # padded tokens of one forward
+    micro_batch_tokens: int = 4096  # padded tokens of one forward
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     context_parallel: int = 1
