@@ -69,7 +69,7 @@ def grade_predictions(
         prediction = predictions.get(row.instance_id)
         if prediction is None:
             continue
-        grade = _without_running(prediction) or store.load(row, prediction)
+        grade = known_grade(row, prediction, store)
         if grade is None or grade.outcome in redo:
             grade = _harvest(row, prediction, harness, store, redo)
         if grade is None:
@@ -86,6 +86,11 @@ def grade_predictions(
         store.save(row, prediction, grade)
         grades[row.instance_id] = grade
     return grades
+
+
+def known_grade(row: SweBenchRow, prediction: Prediction, store: GradeStore) -> Grade | None:
+    """The grade as far as it is known without running anything."""
+    return _without_running(prediction) or store.load(row, prediction)
 
 
 def _without_running(prediction: Prediction) -> Grade | None:

@@ -144,7 +144,7 @@ def make_result(
     elif record is not None and record.status == Status.FAILED:
         outcome, reason = Outcome.INFRASTRUCTURE, record.error
     else:
-        outcome, reason = Outcome.NOT_RUN, ""
+        outcome, reason = Outcome.NOT_RUN, "" if record is None else "not graded yet"
     base = Result(row.instance_id, row.repo, sample, outcome, reason)
     if record is None:
         return base

@@ -47,7 +47,7 @@ def write_pages(
     """``index.html`` and a page for each episode; the address of the index."""
     entries: list[IndexEntry] = []
     for result, record, grade in episodes:
-        shown = record or _elsewhere(report, result, grade)
+        shown = record or _elsewhere(report, result)
         log = grade.test_log if grade is not None else ""
         verdict = Verdict(result.outcome.label, result.reason, log)
         name = f"{result.instance_id}.{result.sample}.html"
@@ -59,7 +59,8 @@ def write_pages(
     lines = [
         [line.repo, str(line.num_instances), f"{line.resolved:g}"] for line in report.repositories()
     ]
-    facts = [("model", report.model), ("data set", report.dataset), ("harness", report.harness)]
+    facts = [("model", report.model), ("data set", report.dataset)]
+    facts += [("harness", report.harness)] if report.harness else []
     tables = [
         ("Outcomes", ("outcome", "samples", "share"), counts),
         ("Repositories", ("repository", "instances", "resolved"), lines),
@@ -91,9 +92,8 @@ def _rates(report: Report) -> list[tuple[str, str]]:
     return rates
 
 
-def _elsewhere(report: Report, result: Result, grade: Grade | None) -> EpisodeRecord:
+def _elsewhere(report: Report, result: Result) -> EpisodeRecord:
     """A stand-in for an episode that was not played here."""
-    del grade
     played = "made elsewhere" if result.outcome is not Outcome.NOT_RUN else "not played"
     return EpisodeRecord(result.instance_id, result.sample, report.model, "absent", played, "", "")
 

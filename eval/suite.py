@@ -18,7 +18,7 @@ from eval.containers import Containers, PromptFiller
 from eval.errors import HarnessError
 from eval.folder import EvalFolder
 from eval.generation import GenerationParts, generate
-from eval.grading import GradeStore, grade_predictions
+from eval.grading import GradeStore, grade_predictions, known_grade
 from eval.harness import Grade, HarnessOptions, OfficialHarness, check_harness
 from eval.models import ChatModel, EngineChat, OpenAIChat, ScriptedChat, load_script
 from eval.predictions import Prediction, read_predictions, write_predictions
@@ -85,12 +85,12 @@ def report_only(config: SuiteConfig) -> Finished:
         for number in range(config.samples):
             store, found = GradeStore(folder.grades(number)), _predictions(folder, number)
             names |= {prediction.model_name for prediction in found.values()}
-            loaded = {
-                r.instance_id: store.load(r, found[r.instance_id])
-                for r in rows
-                if r.instance_id in found
+            known = {
+                row.instance_id: known_grade(row, found[row.instance_id], store)
+                for row in rows
+                if row.instance_id in found
             }
-            stored.append({key: grade for key, grade in loaded.items() if grade is not None})
+            stored.append({key: grade for key, grade in known.items() if grade is not None})
         model = ", ".join(sorted(names)) or _model_name(config)
         return _report(config, folder, rows, stored, model, "")
 

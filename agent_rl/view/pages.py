@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,16 @@ from agent_rl.view.style import STYLE
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _OPEN_CHARS = 3000  # longer texts start folded
-_GOOD = frozenset({"resolved", "completed"})
+_NUMBER = re.compile(r"[\d,.]+%?")
+_BADGES = {
+    "resolved": "good",
+    "completed": "good",
+    "infrastructure": "warn",
+    "timeout": "warn",
+    "failed": "warn",
+    "not run": "idle",
+    "aborted": "idle",
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,7 @@ def index_page(
     for heading, columns, rows in tables:
         parts += [f"<h2>{_text(heading)}</h2>", _table(columns, [_cells(row) for row in rows])]
     if entries:
-        columns = ("instance", "sample", "outcome", "why", "stopped", "turns", "tokens", "seconds")
+        columns = ("instance", "sample", "outcome", "stopped", "turns", "tokens", "seconds", "why")
         parts += ["<h2>Episodes</h2>", _table(columns, [_entry(entry) for entry in entries])]
     return _page(title, parts)
 
@@ -152,9 +162,8 @@ def _entry(entry: IndexEntry) -> list[str]:
     record = entry.record
     link = f'<a href="{_attribute(entry.href)}">{_text(record.task_id)}</a>'
     numbers = (str(len(record.turns)), f"{record.completion_tokens:,}", f"{record.seconds:,.1f}")
-    why = _text(entry.verdict.reason[:200])
-    ended = _text(record.stop_reason)
-    return [link, str(record.sample), _badge(entry.verdict.label), why, ended, *numbers]
+    why, ended = _text(entry.verdict.reason[:200]), _text(record.stop_reason)
+    return [link, str(record.sample), _badge(entry.verdict.label), ended, *numbers, why]
 
 
 def _definitions(facts: Sequence[tuple[str, str]]) -> str:
@@ -163,10 +172,21 @@ def _definitions(facts: Sequence[tuple[str, str]]) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{_text(column)}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>\n" for row in rows)
-    inner = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    """Cells are HTML already. A column of numbers is set to the right."""
+    kinds = [_column_kind([row[index] for row in rows]) for index in range(len(columns))]
+    head = "".join(f"<th{k}>{_text(c)}</th>" for k, c in zip(kinds, columns, strict=True))
+    lines: list[str] = []
+    for row in rows:
+        cells = "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, row, strict=True))
+        lines.append(f"<tr>{cells}</tr>")
+    inner = f"<thead><tr>{head}</tr></thead>\n<tbody>{chr(10).join(lines)}</tbody>"
     return f'<div class="wide"><table>{inner}</table></div>'
+
+
+def _column_kind(cells: Sequence[str]) -> str:
+    if all(not cell or _NUMBER.fullmatch(cell) for cell in cells):
+        return ' class="num"' if any(cells) else ""
+    return ' class="long"' if max(map(len, cells)) > 60 and "<" not in "".join(cells) else ""
 
 
 def _cells(row: Sequence[str]) -> list[str]:
@@ -174,8 +194,7 @@ def _cells(row: Sequence[str]) -> list[str]:
 
 
 def _badge(label: str) -> str:
-    kind = "good" if label in _GOOD else "bad" if label != "not run" else "idle"
-    return f'<span class="badge {kind}">{_text(label)}</span>'
+    return f'<span class="badge {_BADGES.get(label, "bad")}">{_text(label)}</span>'
 
 
 def _text(text: str) -> str:

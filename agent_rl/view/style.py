@@ -17,6 +17,7 @@ dt { color: var(--idle); } dd { margin: 0; overflow-wrap: anywhere; }
 .badge { font-size: 12px; font-weight: 600; padding: 1px 8px; border-radius: 10px; color: #fff;
   white-space: nowrap; vertical-align: middle; }
 .good { background: #1a7f37; } .bad { background: #b3261e; } .idle { background: #5b6470; }
+.warn { background: #9a6700; }
 pre { font: 12.5px/1.45 ui-monospace, Menlo, Consolas, monospace; margin: 0; padding: 10px 12px;
   overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; tab-size: 4; }
 details { border: 1px solid var(--line); border-radius: 6px; margin: 6px 0; }
@@ -29,8 +30,10 @@ details > pre { max-height: 560px; overflow-y: auto; }
 .added { background: var(--add); } .removed { background: var(--del); }
 .file { font-weight: 700; } .hunk { color: var(--accent); }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; overflow-wrap: anywhere; }
-th { font-size: 13px; color: var(--idle); font-weight: 600; white-space: nowrap; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: 5px 28px 5px 0; border-bottom: 1px solid var(--line);
+  vertical-align: top; white-space: nowrap; }
+td.long { white-space: normal; min-width: 240px; overflow-wrap: anywhere; }
+th.num, td.num { text-align: right; }
+th { font-size: 13px; color: var(--idle); font-weight: 600; }
 """
