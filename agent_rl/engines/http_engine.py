@@ -16,13 +16,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 
 from agent_rl.engines.http_checks import check_reply, check_request
+from agent_rl.engines.http_gate import Gate
 from agent_rl.engines.http_options import EngineOptions, EngineStats
 from agent_rl.engines.http_rows import SeamBook, accept_rows
-from agent_rl.engines.probe import probe_server, verify_update
+from agent_rl.engines.probe import probe_prompt, probe_server, verify_update
 from agent_rl.engines.server import InferenceServer, ServerFacts, ServerReply
 from agent_rl.engines.weight_export import serving_weights, write_serving_folder
 from agent_rl.errors import (
@@ -37,6 +39,14 @@ from routing_cache import RowLayout
 
 _TIMEOUTS = (httpx.ReadTimeout, httpx.WriteTimeout)
 _MAX_RESENDS = 1  # of a generation whose reply was lost on the way
+
+
+class WeightReference(Protocol):
+    """Says what weights must give: ``TransformersReference`` for small models."""
+
+    def score(self, weights: Weights, token_ids: TokenIds) -> Floats:
+        """Log-probs ``[T-1]`` of tokens 1..T-1 at temperature 1."""
+        ...
 
 
 class HttpEngine:
@@ -54,6 +64,7 @@ class HttpEngine:
         *,
         vocab_size: int,
         weight_version: int = 0,
+        reference: WeightReference | None = None,
     ) -> None:
         self.server = server
         self.facts = facts
@@ -62,13 +73,10 @@ class HttpEngine:
         self._layout = layout
         self._vocab_size = vocab_size
         self._version = weight_version
+        self._reference = reference
+        self._expected: Floats | None = None  # log-probs of the probe under the current weights
         self._seams = SeamBook()
-        self._running = 0
-        self._places = asyncio.Semaphore(options.max_running)
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._open = asyncio.Event()
-        self._open.set()
+        self._gate = Gate(options.max_running)
         self._broken = ""  # why the server's weights are not known any more
         self._held: Weights | Path | None = None  # the current weights, for a server that restarts
 
@@ -81,8 +89,15 @@ class HttpEngine:
         *,
         vocab_size: int,
         weight_version: int = 0,
+        reference: WeightReference | None = None,
     ) -> HttpEngine:
         """Probe the server, name its version, and wrap it.
+
+        Args:
+            vocab_size: token ids of the model; larger ones are refused.
+            weight_version: of the weights that the server has now.
+            reference: says what log-probs new weights must give; None checks version and flush
+                only.
 
         Raises:
             EngineSetupError: the server cannot be trusted with replay; says what to change.
@@ -95,7 +110,13 @@ class HttpEngine:
             weight_version=weight_version,
         )
         return cls(
-            server, layout, facts, options, vocab_size=vocab_size, weight_version=weight_version
+            server,
+            layout,
+            facts,
+            options,
+            vocab_size=vocab_size,
+            weight_version=weight_version,
+            reference=reference,
         )
 
     @property
@@ -118,7 +139,7 @@ class HttpEngine:
     @property
     def num_running(self) -> int:
         """Requests that are being worked on or wait for a place."""
-        return self._running
+        return self._gate.num_inside
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one completion. Cancelling the call aborts it on the server.
@@ -137,18 +158,14 @@ class HttpEngine:
             captures_routing=self.options.capture_routing,
             where=self._where(request),
         )
-        await self._open.wait()
+        await self._gate.wait_open()
         self._check_usable()
-        self._enter()
-        try:
-            async with self._places:
-                return await self._generate(request)
-        finally:
-            self._leave()
+        async with self._gate.inside():
+            return await self._generate(request)
 
     async def score(self, token_ids: TokenIds) -> Floats:
         """Log-probs ``[T-1]`` at temperature 1 of tokens 1..T-1 under the server's weights."""
-        await self._open.wait()
+        await self._gate.wait_open()
         return await self.server.score(token_ids)
 
     async def end_session(self, session_id: str) -> None:
@@ -167,26 +184,27 @@ class HttpEngine:
 
     def hold(self) -> None:
         """Let new requests wait from now on. :meth:`closed` ends it."""
-        self._open.clear()
+        self._gate.shut()
 
     @asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:
         """No request runs on the server inside the block; new ones wait before it."""
-        self._open.clear()
+        self._gate.shut()
+        timeout_s = self.options.drain_timeout_s
         try:
             try:
-                await asyncio.wait_for(self._idle.wait(), self.options.drain_timeout_s)
+                await self._gate.wait_empty(timeout_s)
                 await self.server.pause()
             except TimeoutError:
                 await self.server.pause()  # ends what is left; the callers get an abort
-                await asyncio.wait_for(self._idle.wait(), self.options.drain_timeout_s)
+                await self._gate.wait_empty(timeout_s)
             yield
         finally:
             try:
                 await self.server.resume()
             except EngineUnavailableError as error:
                 self._broken = f"the server went away: {error}"
-            self._open.set()
+            self._gate.open()
 
     async def replace_weights(self, weights: Weights, version: int) -> None:
         """The update itself; call it inside :meth:`closed`. Mutates the server."""
@@ -194,7 +212,11 @@ class HttpEngine:
         held: Weights | Path = tensors
         if self.options.weight_transfer == "disk":
             held = self._write_folder(tensors, version)
-        await self._apply(held, version)
+        expected = None
+        if self._reference is not None:
+            expected = self._reference.score(weights, probe_prompt(self._vocab_size))
+        await self._apply(held, version, expected)
+        self._expected = expected
         if isinstance(self._held, Path):
             shutil.rmtree(self._held, ignore_errors=True)
         self._held, self._version = held, version
@@ -210,7 +232,7 @@ class HttpEngine:
             weight_version=self._version,
         )
         if self._held is not None:
-            await self._apply(self._held, self._version)
+            await self._apply(self._held, self._version, self._expected)
         self._broken = ""
         self._seams.clear()
 
@@ -225,7 +247,7 @@ class HttpEngine:
         if isinstance(self._held, Path):
             shutil.rmtree(self._held, ignore_errors=True)
 
-    async def _apply(self, held: Weights | Path, version: int) -> None:
+    async def _apply(self, held: Weights | Path, version: int, expected: Floats | None) -> None:
         self._broken = f"the update to version {version} did not finish"
         try:
             if isinstance(held, Path):
@@ -233,7 +255,13 @@ class HttpEngine:
             else:
                 await self.server.push_tensors(held, version)
             await self.server.resume()
-            await verify_update(self.server, version, vocab_size=self._vocab_size)
+            await verify_update(
+                self.server,
+                version,
+                vocab_size=self._vocab_size,
+                expected=expected,
+                tolerance=self.options.verify_tolerance,
+            )
         except EngineError as error:
             self.stats.failed_updates += 1
             self._broken = f"the update to version {version} failed: {error}"
@@ -246,16 +274,8 @@ class HttpEngine:
                 "weight_transfer=disk needs a folder that the server can see: got exchange=None"
             )
         folder = self.options.exchange / f"{self.name}-v{version}"
-        return write_serving_folder(tensors, folder, template=Path(self.facts.model_path))
-
-    def _enter(self) -> None:
-        self._running += 1
-        self._idle.clear()
-
-    def _leave(self) -> None:
-        self._running -= 1
-        if self._running == 0:
-            self._idle.set()
+        template = self.options.template or Path(self.facts.model_path)
+        return write_serving_folder(tensors, folder, template=template)
 
     def _check_usable(self) -> None:
         if self._broken:
@@ -370,10 +390,9 @@ class HttpEngine:
         where = self._where(request)
         try:
             rows = accept_rows(
-                reply.rows,
+                reply,
                 self._layout,
                 num_prompt=len(request.token_ids),
-                num_sampled=len(reply.token_ids),
                 start=first,
                 where=where,
             )

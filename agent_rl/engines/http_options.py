@@ -21,7 +21,9 @@ class EngineOptions:
     capture_routing: bool = True
     weight_transfer: Literal["tensors", "disk"] = "tensors"
     exchange: Path | None = None
+    template: Path | None = None  # config and tokenizer of such a folder; None: the server's model
     drain_timeout_s: float = 120.0
+    verify_tolerance: float = 1e-4  # of log-probs after an update, when a reference is given
 
 
 @dataclass

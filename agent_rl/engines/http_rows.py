@@ -17,12 +17,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
+from agent_rl.engines.server import ServerReply
 from agent_rl.errors import EngineReplyError
 from agent_rl.types import Rows
-from routing_cache import LayoutError, RowLayout, check_rows
+from routing_cache import RowLayout, check_rows
 
 Verdict = Literal["equal", "recomputed", "foreign"]
 _MIN_SHARED = {True: 0.75, False: 0.5}  # share of a token's experts; keyed by "KV was reused"
@@ -84,39 +82,33 @@ def expected_rows(num_prompt: int, num_sampled: int, start: int) -> int:
 
 
 def accept_rows(
-    raw: NDArray[np.integer] | None,
-    layout: RowLayout,
-    *,
-    num_prompt: int,
-    num_sampled: int,
-    start: int,
-    where: str,
+    reply: ServerReply, layout: RowLayout, *, num_prompt: int, start: int, where: str
 ) -> Rows:
-    """The rows ``[start, P + N - 1)`` in canonical form ``[R, L, K]``, or an error.
+    """The reply's rows ``[start, P + N - 1)``, ``[R, L, K]``, or an error.
 
     Args:
-        raw: ``[R, hidden or MoE layers, K]`` as decoded; None when the reply had none.
+        num_prompt: P; N is the number of tokens in the reply.
+        start: first row that was asked for.
         where: names engine and session in messages.
 
     Raises:
-        EngineReplyError: rows absent, another number of them, or ids that no router can choose.
+        EngineReplyError: rows absent, another number of them or from elsewhere, or ids that no
+            router can choose.
     """
+    num_sampled = len(reply.token_ids)
     expected = expected_rows(num_prompt, num_sampled, start)
-    if raw is None:
+    rows = reply.rows
+    if rows is None:
         raise EngineReplyError(
             f"{where}: the reply has no routing rows: got none, expected {expected}; start the "
             "server with --enable-return-routed-experts"
         )
-    if len(raw) != expected:
+    if len(rows) != expected or reply.rows_start != start:
         raise EngineReplyError(
-            f"{where}: the reply does not cover the tokens: got {len(raw)} routing rows, expected "
-            f"{expected} from token {start} ({num_prompt} prompt + {num_sampled} sampled - 1); "
-            "the server must honour the start index"
+            f"{where}: the reply does not cover the tokens: got {len(rows)} routing rows from "
+            f"{reply.rows_start}, expected {expected} from {start} ({num_prompt} prompt + "
+            f"{num_sampled} sampled - 1); the server must honour the start index"
         )
-    try:
-        rows = layout.canonical(raw)
-    except LayoutError as error:
-        raise EngineReplyError(f"{where}: {error}") from error
     check = check_rows(rows, layout)
     if check.num_bad or check.num_missing:
         raise EngineReplyError(

@@ -15,8 +15,8 @@ import numpy as np
 from agent_rl.engines.http_rows import accept_rows
 from agent_rl.engines.server import InferenceServer, ServerFacts, ServerReply
 from agent_rl.errors import EngineError, EngineReplyError, EngineSetupError
-from agent_rl.types import GenerateRequest, SamplingParams, TokenIds
-from routing_cache import LayoutError, RowLayout
+from agent_rl.types import Floats, GenerateRequest, SamplingParams, TokenIds
+from routing_cache import RowLayout
 
 _PROMPT_TOKENS = 24
 _NEW_TOKENS = 4
@@ -70,11 +70,23 @@ async def probe_server(
     return facts
 
 
-async def verify_update(server: InferenceServer, version: int, *, vocab_size: int) -> None:
+async def verify_update(
+    server: InferenceServer,
+    version: int,
+    *,
+    vocab_size: int,
+    expected: Floats | None = None,
+    tolerance: float = 1e-4,
+) -> None:
     """After an update: the server samples with the new version, from an empty prefix cache.
 
+    Args:
+        expected: log-probs ``[23]`` of :func:`probe_prompt` under the new weights, when known.
+        tolerance: largest difference allowed, absolute.
+
     Raises:
-        EngineError: the version is another, the cache was not flushed, or the logits are dead.
+        EngineError: the version is another, the cache was not flushed, the logits are dead, or
+            they are not those of the new weights.
     """
     exchange = await _sample(server, vocab_size, None)
     problems = list(_reply_problems(exchange, version))
@@ -83,6 +95,14 @@ async def verify_update(server: InferenceServer, version: int, *, vocab_size: in
             f"the prefix cache survived the update: got {exchange.reply.cached_tokens} cached "
             "tokens for the first prompt after it, expected 0; rows of old weights would be reused"
         )
+    if expected is not None:
+        got = await server.score(probe_prompt(vocab_size))
+        gap = float(np.abs(got - expected).max())
+        if not gap <= tolerance:
+            problems.append(
+                f"the weights did not arrive: log-probs differ from the trainer's by {gap:.2e}, "
+                f"expected at most {tolerance:.0e}; the server kept some of the old weights"
+            )
     if problems:
         raise EngineError(f"{server.engine} at {server.url}: {'; '.join(problems)}")
 
@@ -122,28 +142,25 @@ def _reply_problems(exchange: _Exchange, version: int) -> Iterator[str]:
 
 
 def _row_problems(whole: _Exchange, suffix: _Exchange, layout: RowLayout) -> Iterator[str]:
-    if suffix.reply.rows is not None and whole.reply.rows is not None:
-        full = _PROMPT_TOKENS + len(suffix.reply.token_ids) - 1
-        if len(suffix.reply.rows) == full:
-            yield (
-                f"the start index is ignored: got {full} rows when asked for those from {_START}; "
-                "every turn would send the whole conversation again: use a newer server"
-            )
-            return
+    if suffix.reply.rows is not None and suffix.reply.rows_start != _START:
+        yield (
+            f"the start index is ignored: got {len(suffix.reply.rows)} rows when asked for those "
+            f"from {_START}; every turn would send the whole conversation again: use a newer server"
+        )
+        return
     rows = []
     for exchange in (whole, suffix):
         try:
             rows.append(
                 accept_rows(
-                    exchange.reply.rows,
+                    exchange.reply,
                     layout,
                     num_prompt=_PROMPT_TOKENS,
-                    num_sampled=len(exchange.reply.token_ids),
                     start=exchange.request.routed_experts_start or 0,
                     where="probe",
                 )
             )
-        except (EngineReplyError, LayoutError) as error:
+        except EngineReplyError as error:
             yield str(error)
             return
     chosen = len(np.unique(rows[0]))

@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agent_rl.protocols import Weights
-from agent_rl.types import FinishReason, Floats, GenerateRequest, TokenIds
+from agent_rl.types import FinishReason, Floats, GenerateRequest, Rows, TokenIds
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,8 @@ class ServerReply:
     weight_versions: tuple[str, ...]  # as named by the server; empty if it does not say
     cached_tokens: int = 0
     num_retractions: int = 0
-    rows: NDArray[np.integer] | None = None  # [R, hidden or MoE layers, K]
+    rows: Rows | None = None  # [R, L, K] canonical, of tokens [rows_start, rows_start + R)
+    rows_start: int = 0
     num_row_bytes: int = 0  # as they came over the wire
 
 

@@ -23,12 +23,14 @@ from agent_rl.engines.server_process import RestartPolicy, ServerSpec, Superviso
 from agent_rl.engines.sglang import SGLangLaunch, SGLangServer
 from agent_rl.engines.vllm import VLLMLaunch, VLLMServer
 from agent_rl.engines.weight_export import prepare_serving_folder
+from agent_rl.engines.weight_reference import TransformersReference
 from agent_rl.errors import EngineError
 from agent_rl.protocols import Weights
 from agent_rl.types import Completion, Floats, GenerateRequest, TokenIds
 from routing_cache import RowLayout
 
 EngineKind = Literal["sglang", "vllm"]
+_TOLERANCES = {"float32": 1e-4, "bfloat16": 0.2}  # of a log-prob, from rounding alone
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class FleetSpec:
         dtype, context_length, max_running, num_threads, tensor_parallel, device: of a launched
             server.
         weight_transfer: see ``EngineOptions``; vLLM takes "disk" only.
+        verify_weights: holds a float32 copy of the model here: for small ones.
     """
 
     kind: EngineKind
@@ -58,6 +61,7 @@ class FleetSpec:
     device: str = "cpu"
     capture_routing: bool = True
     weight_transfer: Literal["tensors", "disk"] = "tensors"
+    verify_weights: bool = True  # compare log-probs with transformers after every update
     niceness: int = 0
     extra_args: tuple[str, ...] = ()
     transport: TransportOptions = field(default_factory=TransportOptions)
@@ -72,6 +76,7 @@ class ServerFleet:
         self.spec = spec
         self.model: ServedModel = read_served_model(spec.policy)
         self.supervisors: list[Supervisor] = []
+        self._reference = TransformersReference(spec.policy) if spec.verify_weights else None
         self._routed: RoutedEngine | None = None
         self._starting = asyncio.Lock()
 
@@ -155,9 +160,15 @@ class ServerFleet:
             capture_routing=spec.capture_routing,
             weight_transfer=spec.weight_transfer,
             exchange=spec.work_dir / "weights",
+            template=spec.policy,
+            verify_tolerance=_TOLERANCES[spec.dtype],
         )
         return await HttpEngine.connect(
-            server, self.model.layout, options, vocab_size=self.model.vocab_size
+            server,
+            self.model.layout,
+            options,
+            vocab_size=self.model.vocab_size,
+            reference=self._reference,
         )
 
     async def _stop_servers(self) -> None:
@@ -218,7 +229,7 @@ def _sglang_server(transport: HttpTransport, model: ServedModel) -> InferenceSer
 
 
 def _vllm_server(transport: HttpTransport, model: ServedModel) -> InferenceServer:
-    return VLLMServer(transport)
+    return VLLMServer(transport, model.layout)
 
 
 LAUNCHERS: dict[EngineKind, Callable[[FleetSpec, Path, int], ServerSpec]] = {

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import orjson
 import torch
-from numpy.typing import NDArray
 
 from agent_rl.engines.http_transport import HttpReply, HttpTransport, RefusedError
 from agent_rl.engines.server import ServerFacts, ServerReply
@@ -23,7 +22,8 @@ from agent_rl.engines.sglang.flags import find_hazards
 from agent_rl.errors import EngineError, EngineReplyError
 from agent_rl.protocols import Weights
 from agent_rl.types import FinishReason, Floats, GenerateRequest, TokenIds
-from routing_cache import RowLayout
+from routing_cache import RoutingCacheError, RowLayout
+from routing_cache.payloads import read_sglang
 
 _BUCKET_BYTES = 256 << 20  # one request body of a weight update, before base64
 _UPDATE_TIMEOUT_S = 1800.0
@@ -34,7 +34,7 @@ class SGLangServer:
     """An SGLang server behind ``transport``.
 
     Args:
-        layout: shape of the model's rows; the server sends none, only bytes.
+        layout: shape of the model's rows; the server names none, it sends only bytes.
     """
 
     engine = "sglang"
@@ -87,7 +87,7 @@ class SGLangServer:
         if request.routed_experts_start is not None:
             body["return_routed_experts"] = True
             body["routed_experts_start_len"] = request.routed_experts_start
-        return self._read(await self.transport.post("/generate", body))
+        return self._read(request, await self.transport.post("/generate", body))
 
     async def score(self, token_ids: TokenIds) -> Floats:
         body: dict[str, object] = {
@@ -164,7 +164,7 @@ class SGLangServer:
         if answer.get("success") is not True:
             raise RefusedError(f"{self.url}{path}: got {answer.get('message')!r}", 200)
 
-    def _read(self, reply: HttpReply) -> ServerReply:
+    def _read(self, request: GenerateRequest, reply: HttpReply) -> ServerReply:
         answer = _json(reply)
         meta = answer.get("meta_info")
         if not isinstance(meta, dict):
@@ -174,39 +174,35 @@ class SGLangServer:
         reason = meta.get("finish_reason") or {}
         pairs = meta.get("output_token_logprobs") or []
         payload = meta.get("routed_experts")
+        rows = None
         try:
+            sampled = np.array(answer["output_ids"], dtype=np.int32)
+            if payload is not None and request.routed_experts_start is not None:
+                rows = read_sglang(
+                    answer,
+                    self._layout,
+                    num_tokens=len(request.token_ids) + len(sampled),
+                    requested_start=request.routed_experts_start,
+                )
             return ServerReply(
                 request_id=str(meta["id"]),
-                token_ids=np.array(answer["output_ids"], dtype=np.int32),
+                token_ids=sampled,
                 logprobs=np.array([pair[0] for pair in pairs], dtype=np.float32),
                 finish_reason=_REASONS[reason["type"]],
                 num_prompt_tokens=int(meta.get("prompt_tokens", 0)),
                 weight_versions=_versions(meta),
                 cached_tokens=int(meta.get("cached_tokens") or 0),
                 num_retractions=int(meta.get("num_retractions") or 0),
-                rows=None if payload is None else self._rows(payload),
+                rows=None if rows is None else rows.rows,
+                rows_start=0 if rows is None else rows.start,
                 num_row_bytes=0 if payload is None else len(payload),
             )
+        except RoutingCacheError as error:
+            raise EngineReplyError(f"{self.url}/generate: {error}") from error
         except (KeyError, TypeError) as error:
             raise EngineReplyError(
                 f"{self.url}/generate: got a reply without {error}; expected SGLang 0.5.x's form"
             ) from error
-
-    def _rows(self, payload: str) -> NDArray[np.int32]:
-        """Raw little-endian int32 ``[R, num_hidden_layers, K]`` without any header."""
-        width, moe_top_k = self._layout.num_hidden_layers, self._layout.moe_top_k
-        try:
-            flat = np.frombuffer(base64.b64decode(payload, validate=True), dtype="<i4")
-        except ValueError as error:
-            raise EngineReplyError(
-                f"{self.url}: routed_experts is not base64 of int32: {error}"
-            ) from error
-        if flat.size % (width * moe_top_k):
-            raise EngineReplyError(
-                f"{self.url}: got {flat.size} expert ids, expected a multiple of {width} layers x "
-                f"{moe_top_k} experts; the server's model is not the one of this run"
-            )
-        return flat.reshape(-1, width, moe_top_k)
 
 
 def _json(reply: HttpReply) -> dict[str, Any]:

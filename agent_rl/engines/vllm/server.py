@@ -7,14 +7,11 @@ distribution only with ``--logprobs-mode processed_logprobs``.
 
 from __future__ import annotations
 
-import base64
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from agent_rl.engines.http_transport import HttpReply, HttpTransport
 from agent_rl.engines.server import ServerFacts, ServerReply
@@ -22,6 +19,8 @@ from agent_rl.engines.vllm.flags import find_hazards
 from agent_rl.errors import EngineError, EngineReplyError
 from agent_rl.protocols import Weights
 from agent_rl.types import FinishReason, Floats, GenerateRequest, TokenIds
+from routing_cache import RoutingCacheError, RowLayout
+from routing_cache.payloads import read_vllm
 
 _UPDATE_TIMEOUT_S = 1800.0
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
@@ -29,12 +28,17 @@ _ID_PREFIX = "generate-tokens-"  # put before our request id by the server
 
 
 class VLLMServer:
-    """A vLLM server behind ``transport``. Weights come from folders only."""
+    """A vLLM server behind ``transport``. Weights come from folders only.
+
+    Args:
+        layout: shape of the model's rows.
+    """
 
     engine = "vllm"
 
-    def __init__(self, transport: HttpTransport) -> None:
+    def __init__(self, transport: HttpTransport, layout: RowLayout) -> None:
         self.transport = transport
+        self._layout = layout
 
     @property
     def url(self) -> str:
@@ -77,10 +81,7 @@ class VLLMServer:
             "token_ids": np.ascontiguousarray(request.token_ids),
             "sampling_params": sampling,
         }
-        reply = self._read(await self.transport.post("/inference/v1/generate", body))
-        if request.routed_experts_start is None:  # sent all the same, and not asked for
-            return ServerReply(**{**vars(reply), "rows": None, "num_row_bytes": 0})
-        return reply
+        return self._read(request, await self.transport.post("/inference/v1/generate", body))
 
     async def score(self, token_ids: TokenIds) -> Floats:
         body: dict[str, object] = {
@@ -134,16 +135,26 @@ class VLLMServer:
     async def aclose(self) -> None:
         await self.transport.aclose()
 
-    def _read(self, reply: HttpReply) -> ServerReply:
+    def _read(self, request: GenerateRequest, reply: HttpReply) -> ServerReply:
         answer = _json(reply)
         try:
             (choice,) = answer["choices"]
             usage = answer["usage"]
             details = usage.get("prompt_tokens_details") or {}
             payload = choice.get("routed_experts")
+            sampled = np.array(choice["token_ids"], dtype=np.int32)
+            rows = None
+            # Rows come whether they were asked for or not.
+            if payload is not None and request.routed_experts_start is not None:
+                rows = read_vllm(
+                    choice,
+                    self._layout,
+                    num_tokens=len(request.token_ids) + len(sampled),
+                    requested_start=request.routed_experts_start,
+                )
             return ServerReply(
                 request_id=str(answer["request_id"]).removeprefix(_ID_PREFIX),
-                token_ids=np.array(choice["token_ids"], dtype=np.int32),
+                token_ids=sampled,
                 logprobs=np.array(
                     [entry["logprob"] for entry in choice["logprobs"]["content"]], dtype=np.float32
                 ),
@@ -151,24 +162,17 @@ class VLLMServer:
                 num_prompt_tokens=int(usage["prompt_tokens"]),
                 weight_versions=(),
                 cached_tokens=int(details.get("cached_tokens") or 0),
-                rows=None if payload is None else self._rows(payload),
+                rows=None if rows is None else rows.rows,
+                rows_start=0 if rows is None else rows.start,
                 num_row_bytes=0 if payload is None else len(payload),
             )
+        except RoutingCacheError as error:
+            raise EngineReplyError(f"{self.url}/inference/v1/generate: {error}") from error
         except (KeyError, TypeError, ValueError) as error:
             raise EngineReplyError(
                 f"{self.url}/inference/v1/generate: got a reply without {error}; expected vLLM "
                 "0.30's form with one choice"
             ) from error
-
-    def _rows(self, payload: str) -> NDArray[np.integer]:
-        """base64 of an .npy file ``[R, layers, K]``, uint8 or uint16 by the number of experts."""
-        try:
-            rows = np.load(io.BytesIO(base64.b64decode(payload, validate=True)), allow_pickle=False)
-        except ValueError as error:
-            raise EngineReplyError(
-                f"{self.url}: routed_experts is not an .npy file: {error}"
-            ) from error
-        return rows
 
 
 def _json(reply: HttpReply) -> dict[str, Any]:

@@ -1,0 +1,205 @@
+"""Engines for the contract suite: embedded, recorded, and real servers where they are asked for.
+
+Real servers run with ``AGENT_RL_REAL_ENGINES=sglang,vllm`` (``make test-engines``): then a missing
+environment or a server that does not start fails the run. With ``AGENT_RL_RECORD=1`` beside it the
+recordings are written anew. A server is started once for the whole run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from contract_cases import CONTEXT_LENGTH, Reference, UnderTest, load_reference
+from wires import RecordingWire, ReplayWire, load_recording, save_recording
+
+from agent_rl.engines.http_engine import HttpEngine
+from agent_rl.engines.http_options import EngineOptions
+from agent_rl.engines.http_transport import HttpTransport, TransportOptions
+from agent_rl.engines.local.engine import LocalEngine
+from agent_rl.engines.random_policy import write_random_policy
+from agent_rl.engines.server_fleet import LAUNCHERS, SERVERS, EngineKind, FleetSpec, free_ports
+from agent_rl.engines.server_model import ServedModel, read_served_model
+from agent_rl.engines.server_process import ServerProcess, engines_dir
+from agent_rl.engines.weight_export import prepare_serving_folder
+from agent_rl.engines.weight_reference import TransformersReference
+from agent_rl.warmstart.train import TinyMoEShape
+
+RECORDINGS = Path(__file__).parent.parent / "recordings"
+REAL: tuple[EngineKind, ...] = tuple(
+    kind
+    for kind in ("sglang", "vllm")
+    if kind in os.environ.get("AGENT_RL_REAL_ENGINES", "").split(",")
+)
+RECORD = os.environ.get("AGENT_RL_RECORD") == "1"
+KEEPS_ORDER = {"sglang": True, "vllm": False}
+BLOCK_SIZE = {"sglang": 1, "vllm": 32}
+SHAPE = TinyMoEShape(hidden_size=64, num_layers=3, num_experts=16, moe_top_k=4)
+
+collect_ignore_glob = [] if REAL else ["test_real_*.py"]
+
+
+@dataclass(frozen=True)
+class Policies:
+    """Two policies of one shape: what servers start with, and what they are updated to."""
+
+    before: Path
+    after: Path
+    reference_before: Reference
+    reference_after: Reference
+    model: ServedModel
+
+
+@pytest.fixture(scope="session")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("policies")
+    before = write_random_policy(root / "before", seed=11, shape=SHAPE)
+    after = write_random_policy(root / "after", seed=12, shape=SHAPE)
+    return Policies(
+        before, after, load_reference(before), load_reference(after), read_served_model(before)
+    )
+
+
+@dataclass
+class RealServer:
+    """A running server and the exchanges recorded with it."""
+
+    kind: EngineKind
+    process: ServerProcess
+    work_dir: Path
+    cases: dict[str, list[dict[str, object]]] = field(
+        default_factory=dict[str, list[dict[str, object]]]
+    )
+
+
+StartServer = Callable[[EngineKind], RealServer]
+
+
+@pytest.fixture(scope="session")
+def start_server(
+    policies: Policies, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StartServer]:
+    """One server a kind for the whole run; its start-up is paid once."""
+    running: dict[EngineKind, RealServer] = {}
+
+    def start(kind: EngineKind) -> RealServer:
+        if kind not in running:
+            work_dir = tmp_path_factory.mktemp(kind)
+            folder = prepare_serving_folder(policies.before, work_dir / "serving")
+            spec = LAUNCHERS[kind](fleet_spec(kind, policies, work_dir), folder, free_ports(1)[0])
+            running[kind] = server = RealServer(kind, ServerProcess(spec), work_dir)
+            server.process.start()
+            asyncio.run(server.process.wait_healthy())
+        return running[kind]
+
+    yield start
+    for server in running.values():
+        asyncio.run(server.process.stop())
+        if RECORD:
+            save_recording(
+                RECORDINGS / f"{server.kind}.json.gz", server.cases, f"real {server.kind} on CPU"
+            )
+
+
+def fleet_spec(kind: EngineKind, policies: Policies, work_dir: Path) -> FleetSpec:
+    return FleetSpec(
+        kind,
+        policies.before,
+        work_dir,
+        context_length=CONTEXT_LENGTH,
+        weight_transfer=transfer(kind),
+        niceness=10,
+    )
+
+
+def transfer(kind: EngineKind) -> str:
+    return "tensors" if kind == "sglang" else "disk"
+
+
+OpenEngine = Callable[[str, str], AbstractAsyncContextManager[UnderTest]]
+
+
+@pytest.fixture
+def open_engine(policies: Policies, tmp_path: Path, start_server: StartServer) -> OpenEngine:
+    """``open_engine(engine, case)``: an engine of that name, connected, for one case."""
+
+    def wrap(generator: object, kind: str) -> UnderTest:
+        return UnderTest(
+            generator,
+            policies.reference_before,
+            policies.reference_after,
+            keeps_order=KEEPS_ORDER.get(kind, True),
+            block_size=BLOCK_SIZE.get(kind, 1),
+        )
+
+    async def connect(kind: EngineKind, transport: HttpTransport) -> HttpEngine:
+        options = EngineOptions(
+            name=kind,
+            weight_transfer=transfer(kind),
+            exchange=tmp_path / "weights",
+            template=policies.before,
+        )
+        server = SERVERS[kind](transport, policies.model)
+        vocab_size = policies.model.vocab_size
+        return await HttpEngine.connect(
+            server,
+            policies.model.layout,
+            options,
+            vocab_size=vocab_size,
+            reference=TransformersReference(policies.before),
+        )
+
+    @asynccontextmanager
+    async def open_local() -> AsyncIterator[UnderTest]:
+        engine = LocalEngine(
+            policies.before,
+            dtype="float32",
+            max_sessions=16,
+            max_tokens=CONTEXT_LENGTH,
+            num_threads=1,
+        )
+        try:
+            yield wrap(engine, "local")
+        finally:
+            await engine.aclose()
+
+    @asynccontextmanager
+    async def open_recorded(kind: EngineKind, case: str) -> AsyncIterator[UnderTest]:
+        exchanges = load_recording(RECORDINGS / f"{kind}.json.gz")[case]
+        transport = HttpTransport("http://recorded", wire=ReplayWire(exchanges))
+        engine = await connect(kind, transport)
+        yield wrap(engine, kind)
+        await engine.aclose()
+
+    @asynccontextmanager
+    async def open_real(server: RealServer, case: str) -> AsyncIterator[UnderTest]:
+        kind = server.kind
+        repository = str(Path(__file__).parents[4])
+        hide = (str(server.work_dir.parent.parent), str(engines_dir()), repository)
+        wire = RecordingWire(hide) if RECORD else None
+        transport = HttpTransport(
+            server.process.spec.url, TransportOptions(reply_timeout_s=300.0), wire
+        )
+        engine = await connect(kind, transport)
+        try:
+            yield wrap(engine, kind)
+        finally:
+            await engine.aclose()
+            if wire is not None:
+                server.cases[case] = wire.exchanges
+
+    def open_named(engine: str, case: str) -> AbstractAsyncContextManager[UnderTest]:
+        if engine == "local":
+            return open_local()
+        how, _, kind = engine.partition("-")
+        assert kind in SERVERS
+        return open_real(start_server(kind), case) if how == "real" else open_recorded(kind, case)
+
+    return open_named
