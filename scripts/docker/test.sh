@@ -16,3 +16,4 @@ trap finish EXIT
 "$here/start.sh" >/dev/null
 "$here/base_image.sh"
 OMP_NUM_THREADS=1 "${PYTHON:-.venv/bin/python}" -m pytest -m docker "$@"
+"$here/mini_swe_agent.sh"

@@ -1,0 +1,1 @@
+"""Agents of other projects on these sandboxes."""
