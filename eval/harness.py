@@ -169,11 +169,11 @@ class OfficialHarness:
 
     def remove_containers(self) -> None:
         """Remove what a killed harness of this run left behind, and nothing else."""
-        ended = f".{self._run_id}"
+        own = re.compile(rf"sweb\.eval\..+\.{re.escape(self._run_id)}(\.\d+)?")
         listed = _docker(
             "ps", "--all", "--format", "{{.Names}}", "--filter", f"name={self._run_id}"
         )
-        names = [n for n in listed.split() if n.startswith("sweb.eval.") and ended in n]
+        names = [name for name in listed.split() if own.fullmatch(name)]
         if names:
             _docker("rm", "--force", "--volumes", *names)
 

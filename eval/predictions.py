@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 from agent_rl.store.run_folder import write_aside
 from eval.errors import PredictionsError
@@ -80,16 +80,25 @@ def append_prediction(file: Path, prediction: Prediction) -> None:
     """Add one line and have it on disk before returning. A torn last line is cut off first."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab+") as handle:
-        size = handle.seek(0, os.SEEK_END)
-        if size:
-            handle.seek(0)
-            kept = handle.read().rfind(b"\n") + 1
-            if kept < size:
-                handle.truncate(kept)
-            handle.seek(0, os.SEEK_END)
+        handle.seek(0)
+        _end_last_line(handle)
         handle.write(f"{prediction.to_json()}\n".encode())
         handle.flush()
         os.fsync(handle.fileno())
+
+
+def _end_last_line(handle: BinaryIO) -> None:
+    """A last line without a newline is completed when it is whole, as readers take it for one."""
+    content = handle.read()
+    kept = content.rfind(b"\n") + 1
+    if kept == len(content):
+        return
+    try:
+        json.loads(content[kept:])
+    except ValueError:
+        handle.truncate(kept)
+    else:
+        handle.write(b"\n")
 
 
 def _rows(file: Path) -> Iterable[tuple[str, object]]:
