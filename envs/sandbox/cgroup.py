@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
-_serial = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -47,9 +44,17 @@ class Cgroup:
                 time.sleep(0.01)
 
 
-def make_cgroup(memory_bytes: int, max_processes: int) -> Cgroup | None:
+def remove_groups(name: str) -> bool:
+    """Remove the groups of that name; whether none is left (one with members stays)."""
+    folders = (_ROOT / name, _ROOT / "memory" / name, _ROOT / "pids" / name)
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    return not any(folder.exists() for folder in folders)
+
+
+def make_cgroup(name: str, memory_bytes: int, max_processes: int) -> Cgroup | None:
     """A new group, or None where this process may not make one."""
-    name = f"sandbox-{os.getpid()}-{next(_serial)}"
     try:
         if (_ROOT / "cgroup.controllers").exists():
             return _make_v2(name, memory_bytes, max_processes)

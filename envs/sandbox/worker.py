@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import subprocess
-import tempfile
 import threading
 import time
-from pathlib import Path
 
 from envs.errors import InfrastructureError
 from envs.sandbox.cgroup import Cgroup, make_cgroup
 from envs.sandbox.guest.protocol import KILL, READY, Reply, Request
 from envs.sandbox.launch import LAUNCHERS, UNSAFE_KINDS, SandboxSpec
+from envs.sandbox.scratch import Scratch
 
 _START_TIMEOUT_S = 20.0
 _REPLY_GRACE_S = 10.0  # past a job's own deadline the server itself must be stuck
@@ -33,14 +31,14 @@ class Worker:
 
     def __init__(self, spec: SandboxSpec) -> None:
         """Start it and wait until it answers. Raises InfrastructureError with what it printed."""
-        self._folder = tempfile.mkdtemp(prefix="sandbox-")
-        self._log = Path(self._folder, "log")
+        self._scratch = Scratch()
+        self._log = self._scratch.path / "log"
         self._group = self._make_group(spec)
         self._send_lock = threading.Lock()
         self._running = False
         try:
             procs_files = self._group.procs_files if self._group else ()
-            launch = LAUNCHERS[spec.kind](spec, self._folder, procs_files)
+            launch = LAUNCHERS[spec.kind](spec, str(self._scratch.path), procs_files)
             self.workspace = launch.workspace
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
@@ -112,7 +110,7 @@ class Worker:
             return None
         limits = spec.limits
         memory = limits.memory_bytes + limits.tmp_bytes + _SERVER_BYTES
-        return make_cgroup(memory, limits.max_processes + _SERVER_PROCESSES)
+        return make_cgroup(self._scratch.name, memory, limits.max_processes + _SERVER_PROCESSES)
 
     def _await_ready(self, spec: SandboxSpec) -> None:
         try:
@@ -134,7 +132,7 @@ class Worker:
     def _release(self) -> None:
         if self._group is not None:
             self._group.remove()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scratch.remove()
 
     def _write(self, data: bytes, deadline: float) -> None:
         fd, view = self._stdin.fileno(), memoryview(data)

@@ -11,15 +11,15 @@ BROKEN = b"def affine(x):\n    t = x * 2\n    return t + 4\n"
 FIXED = b"def affine(x):\n    t = x * 3\n    return t + 4\n"
 
 
-def tests_for(*cases: tuple[int, int]) -> bytes:
+def case_file(*cases: tuple[int, int]) -> bytes:
     parts = ["from solution import affine\n"]
     for number, (argument, wanted) in enumerate(cases):
         parts.append(f"\n\ndef test_{number}():\n    assert affine({argument}) == {wanted}\n")
     return "".join(parts).encode()
 
 
-VISIBLE = tests_for((1, 7), (2, 10))
-HIDDEN = tests_for((1, 7), (2, 10), (-3, -5), (0, 4))
+VISIBLE = case_file((1, 7), (2, 10))
+HIDDEN = case_file((1, 7), (2, 10), (-3, -5), (0, 4))
 
 
 def affine_task(**changes: object) -> Task:

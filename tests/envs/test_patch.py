@@ -120,7 +120,7 @@ contents = st.builds(
 trees = st.dictionaries(st.sampled_from(["a", "b", "d/c"]), contents, max_size=3)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(trees, trees)
 def test_any_two_trees(base: Tree, current: Tree) -> None:
     patch = diff_trees(base, current).patch
@@ -131,7 +131,7 @@ def test_any_two_trees(base: Tree, current: Tree) -> None:
         assert base == current
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(contents, contents, st.data())
 def test_on_another_tree_both_find_the_same_place_or_none(
     before: bytes, after: bytes, data: st.DataObject
@@ -154,7 +154,7 @@ def test_on_another_tree_both_find_the_same_place_or_none(
         assert result == git_apply(moved, patch)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(contents, contents, st.data())
 def test_a_damaged_patch_is_never_taken_where_git_refuses(
     before: bytes, after: bytes, data: st.DataObject

@@ -21,6 +21,7 @@ from envs.sandbox.guest.protocol import Reply, Request
 from envs.sandbox.jobs_client import case_job, exec_job, exec_result
 from envs.sandbox.launch import SandboxSpec
 from envs.sandbox.pool import SandboxPool
+from envs.sandbox.scratch import sweep
 from envs.sandbox.worker import Worker, WorkerDiedError
 
 ROOT = Path(__file__).parents[3]
@@ -172,7 +173,7 @@ def test_a_worker_outlives_the_thread_that_started_it() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap", "unshare", "process"])
-def test_nothing_is_left_when_the_host_is_killed(kind: str) -> None:
+def test_nothing_is_left_when_the_host_is_killed(kind: str, tmp_path: Path) -> None:
     script = f"""
         import sys
         from envs.sandbox.launch import SandboxSpec
@@ -182,13 +183,17 @@ def test_nothing_is_left_when_the_host_is_killed(kind: str) -> None:
         box.exec(["sleep", "86398.5"], timeout_s=600)
     """
     with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, cwd=ROOT
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     ) as host:
         assert host.stdout is not None
         assert host.stdout.readline() == b"up\n"
         wait_for(lambda: any_with(b"86398.5"))
         host.kill()
     wait_for(lambda: not any_with(b"86398.5"))
+    wait_for(lambda: bool(sweep(str(tmp_path), min_age_s=0)))
 
 
 def any_with(word: bytes) -> bool:
