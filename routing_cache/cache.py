@@ -242,6 +242,17 @@ class RoutingCache:
                 pass
             return before - self.held_bytes()
 
+    def spill(self, num_bytes: int) -> int:
+        """Move completed slabs that leases or sessions need to files; returns the bytes freed.
+
+        Mutates. Needs a ``spill_dir``. Called by the budget; by hand before a large training step.
+        """
+        with self.exclusive():
+            before = self.held_bytes()
+            while before - self.held_bytes() < num_bytes and self.store.spill_one():
+                pass
+            return before - self.held_bytes()
+
     def held_bytes(self) -> int:
         """Bytes in memory: rows, digests, tokens and index."""
         return self.store.memory_bytes + self._token_bytes() + self.lru.num_bytes

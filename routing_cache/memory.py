@@ -233,7 +233,7 @@ class RowStore:
             return self.memory_bytes + other_bytes() + num_bytes - self.budget_bytes
 
         while over() > 0:
-            if not evict_one() and not self._spill_one():
+            if not evict_one() and not self.spill_one():
                 raise BudgetError(
                     "no room for new rows: what is left is held by open sessions and leases",
                     got=f"{over()} bytes too many (+{num_bytes} asked)",
@@ -254,7 +254,7 @@ class RowStore:
             self._memory.track(digests)
             slab.digests = digests
 
-    def _spill_one(self) -> bool:
+    def spill_one(self) -> bool:
         """Move the largest pinned, completed slab to a file; False when there is none."""
         if self._spill_dir is None:
             return False

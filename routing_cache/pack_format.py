@@ -129,17 +129,18 @@ def write_header(tables: Tables) -> bytes:
     return _PREFIX.pack(_MAGIC, _PREFIX.size + len(body), tables.payload_bytes, check) + body
 
 
-def read_header(read: Reader, num_bytes: int) -> bytes:
+def read_header(read: Reader, num_bytes: int) -> tuple[bytes, int]:
+    """The checked header, and the payload bytes that its prefix claims."""
     prefix = bytes(read(0, min(_PREFIX.size, num_bytes)))
     if len(prefix) < _PREFIX.size or not prefix.startswith(_MAGIC):
         raise CodecError("this is no packed batch", got=prefix[:8], expected=_MAGIC)
-    _, header_bytes, _, check = _PREFIX.unpack(prefix)
+    _, header_bytes, payload_bytes, check = _PREFIX.unpack(prefix)
     if not _PREFIX.size + _COUNTS.size <= header_bytes <= min(num_bytes, _MAX_HEADER_BYTES):
         raise CodecError("the header is cut short", got=num_bytes, expected=header_bytes)
     body = bytes(read(_PREFIX.size, header_bytes - _PREFIX.size))
     if hashlib.blake2b(body, digest_size=16).digest() != check:
         raise CodecError("the header is damaged", fix="fetch the batch again")
-    return prefix + body
+    return prefix + body, payload_bytes
 
 
 class _Cursor:

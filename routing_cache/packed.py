@@ -66,7 +66,9 @@ class PackedSample:
             target = slice(low - start, high - start)
             for block, (left, right) in enumerate(pairwise(tables.blocks)):
                 inside = np.flatnonzero((columns >= left) & (columns < right))
-                if len(inside) == 0:
+                # Without any layer asked for, one block still tells which rows are missing.
+                asks_presence = atom.has_missing and len(columns) == 0 and block == 0
+                if len(inside) == 0 and not asks_presence:
                     continue
                 rows = self._batch.read(atom, block, low - atom.start, high - atom.start)
                 if len(inside) == rows.shape[1] == len(columns):
@@ -176,9 +178,9 @@ class PackedRows:
         Args:
             num_bytes: size of the whole block.
         """
-        header = read_header(read, num_bytes)
+        header, payload_bytes = read_header(read, num_bytes)
         tables = parse_tables(header)
-        if len(header) + tables.payload_bytes != num_bytes:
+        if not payload_bytes == tables.payload_bytes == num_bytes - len(header):
             raise CodecError(
                 "the packed batch is cut short or too long",
                 got=num_bytes,

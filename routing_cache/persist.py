@@ -19,7 +19,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from routing_cache.cache import RoutingCache
-from routing_cache.errors import CodecError, LayoutError
+from routing_cache.errors import BudgetError, CodecError, LayoutError
 from routing_cache.memory import Segment, Slab
 from routing_cache.provenance import ConflictPolicy, Kind, Provenance
 from routing_cache.radix_tree import TOKEN_BYTES, Node, RadixTree
@@ -141,6 +141,7 @@ def load(
                 for version, saved_nodes in index.versions
                 for node, saved in _restore_tree(cache, version, saved_nodes, file)
             ]
+            _check_budget(cache, nodes)
             for node, saved in nodes:
                 node.payload.segments = [
                     _read_segment(cache, s, index, file) for s in saved.segments
@@ -289,11 +290,24 @@ def _restore_tree(
     return list(zip(nodes, saved_nodes, strict=True))
 
 
+def _check_budget(cache: RoutingCache, nodes: list[tuple[Node[RowIndex], _SavedNode]]) -> None:
+    """Refuse before reading: evicting what was just loaded would give half a cache."""
+    num_rows = sum(segment.num_rows for _, saved in nodes for segment in saved.segments)
+    needed = num_rows * cache.store.slab_row_bytes + cache.lru.num_bytes
+    budget = cache.store.budget_bytes
+    if budget is not None and needed > budget:
+        raise BudgetError(
+            "the saved cache does not fit the budget",
+            got=f"{needed} bytes",
+            expected=f"budget_bytes={budget}",
+            fix="raise budget_bytes",
+        )
+
+
 def _read_segment(
     cache: RoutingCache, saved: _SavedSegment, index: _Index, file: BinaryIO
 ) -> Segment:
     layout = cache.layout
-    cache.reserve(saved.num_rows * cache.store.slab_row_bytes)
     data = _read_exactly(file, saved.num_rows * layout.row_bytes)
     rows = np.frombuffer(data, layout.dtype.newbyteorder("<")).astype(layout.dtype)
     digests = None

@@ -100,11 +100,12 @@ def read_reply(
             expected=stop - start,
             fix="state the start that the engine really used; never pad rows into shape",
         )
-    if not 0 <= num_prefill <= len(block):
+    # One more than there are rows where nothing was sampled: the prompt's last token has none.
+    if not 0 <= num_prefill <= len(token_ids):
         raise RowCountError(
             "num_prefill counts the leading rows of this reply",
             got=num_prefill,
-            expected=f"0 to {len(block)}",
+            expected=f"0 to {len(token_ids)}",
             fix="pass the prompt length minus start",
         )
     check = check_rows(block, layout)

@@ -24,9 +24,7 @@ def test_rows_beyond_the_shared_part_are_never_taken_from_a_neighbour(seed: int)
     """A match that ends inside an edge must not bring the rest of that edge along."""
     rng = random.Random(seed)
     cache = RoutingCache(LAYOUT)
-    stems = [
-        [1, 2, 3, 4, 5, 6][: rng.randint(2, 6)] + [10 + g, rng.randint(20, 22)] for g in (0, 1, 2)
-    ]
+    stems = [[*range(1, rng.randint(3, 7)), 10 + g, rng.randint(20, 22)] for g in (0, 1, 2)]
     sessions = []
     for stem in (stem for stem in stems for _ in range(2)):
         session = cache.session(0)

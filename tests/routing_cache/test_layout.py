@@ -1,0 +1,220 @@
+"""Row layout, narrowing, checking and padding rows."""
+
+import pickle
+
+import numpy as np
+import pytest
+from cache_truth import TOY, random_rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from routing_cache import LayoutError, RowLayout, check_rows, spread_rows
+from routing_cache.routed_experts import as_token_ids
+
+RNG = np.random.default_rng(1)
+
+
+@pytest.mark.parametrize(
+    ("experts", "dtype", "missing"),
+    [
+        (1, "uint8", 255),
+        (128, "uint8", 255),
+        (255, "uint8", 255),
+        (256, "uint16", 65535),
+        (384, "uint16", 65535),
+        (65535, "uint16", 65535),
+    ],
+)
+def test_the_dtype_follows_from_the_number_of_experts(
+    experts: int, dtype: str, missing: int
+) -> None:
+    """One value always stays free for the missing mark, whatever ids occur."""
+    layout = RowLayout(1, (0,), experts, 1)
+    assert layout.dtype.name == dtype
+    assert layout.missing == missing
+    assert layout.missing >= experts
+    assert layout.row_bytes == layout.dtype.itemsize
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (4, (), 8, 2),
+        (4, (1, 1), 8, 2),
+        (4, (2, 1), 8, 2),
+        (4, (3, 4), 8, 2),
+        (4, (-1, 2), 8, 2),
+        (4, (1,), 8, 0),
+        (4, (1,), 8, 9),
+        (4, (1,), 0, 1),
+        (4, (1,), 65536, 1),
+    ],
+)
+def test_impossible_layouts_are_refused(arguments: tuple[int, tuple[int, ...], int, int]) -> None:
+    with pytest.raises(LayoutError, match=r"got="):
+        RowLayout(*arguments)
+
+
+@pytest.mark.parametrize("moe_layers", [(1, 2, 3), (0, 2), (0, 1, 2, 3)])
+def test_layers_are_mapped_by_their_global_number(moe_layers: tuple[int, ...]) -> None:
+    """Dense layers in front or in between must not shift a neighbour's rows."""
+    layout = RowLayout(4, moe_layers, 8, 2)
+    every = np.broadcast_to(np.arange(4, dtype=np.int32)[None, :, None], (5, 4, 2))
+    wanted = np.broadcast_to(np.array(moe_layers)[None, :, None], (5, len(moe_layers), 2))
+    np.testing.assert_array_equal(layout.select(every), wanted)
+    np.testing.assert_array_equal(layout.select(wanted), wanted)
+
+
+def test_pipeline_stages_get_their_own_layers() -> None:
+    """Layers 0-1 on one stage, 2-3 on the other: L indices 0 and 1-2 of the MoE layers 1, 2, 3."""
+    rows = np.broadcast_to(np.arange(4, dtype=np.int32)[None, :, None], (5, 4, 2))
+    canonical = TOY.canonical(rows)
+    stages = [
+        [i for i, layer in enumerate(TOY.moe_layers) if layer in stage]
+        for stage in ((0, 1), (2, 3))
+    ]
+    assert [canonical[0, s, 0].tolist() for s in stages] == [[1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "shape", [(5, 2, 2), (5, 5, 2), (5, 3, 3), (5, 6), (5, 3, 2, 1), (0, 1, 2)]
+)
+def test_any_other_shape_is_an_error(shape: tuple[int, ...]) -> None:
+    with pytest.raises(LayoutError, match="do not fit the model"):
+        TOY.select(np.zeros(shape, np.uint8))
+
+
+def test_rows_must_be_integers() -> None:
+    with pytest.raises(LayoutError, match="integers"):
+        TOY.select(np.zeros((1, 3, 2), np.float32))  # type: ignore[arg-type]
+
+
+def test_narrowing_never_wraps() -> None:
+    """Ids 127, 128, 255, 256, 383: int8 and uint8 would turn them into other experts."""
+    layout = RowLayout(1, (0,), 384, 5)
+    ids = np.array([[[127, 128, 255, 256, 383]]], np.int32)
+    assert layout.canonical(ids).tolist() == ids.tolist()
+    for dtype in (np.int8, np.uint8):
+        with pytest.raises(LayoutError, match="cannot hold the ids"):
+            layout.canonical(ids.astype(dtype))
+    assert layout.canonical(ids.astype(np.int16)).tolist() == ids.tolist()
+
+
+def test_ids_out_of_range_become_the_missing_mark_and_are_judged_in_full_width() -> None:
+    """256 + 3 must not pass as expert 3 of a model with 8."""
+    ids = np.array([[[259, 1]] * 3, [[-1, 1]] * 3, [[2, 1]] * 3], np.int64)
+    rows = TOY.canonical(ids)
+    assert rows[:, 0, 0].tolist() == [255, 255, 2]
+    check = check_rows(rows, TOY)
+    assert check.bad is not None
+    assert check.bad.tolist() == [True, True, False]
+
+
+def test_zero_rows_are_bad_and_dense_layers_are_not_judged() -> None:
+    good = random_rows(RNG, 5, TOY)
+    everything_zero = np.zeros_like(good)
+    assert check_rows(everything_zero, TOY).num_bad == 5
+    half = good.copy()
+    half[3:] = 0
+    assert check_rows(half, TOY).bad.tolist() == [False, False, False, True, True]  # type: ignore[union-attr]
+    dense_in_front = np.zeros((5, 4, 2), np.int32)
+    dense_in_front[:, 1:] = good
+    assert check_rows(TOY.canonical(dense_in_front), TOY) == (None, None)
+
+
+@pytest.mark.parametrize("bad_set", [[9, 1], [3, 3]])
+def test_an_id_out_of_range_or_twice_makes_the_row_bad(bad_set: list[int]) -> None:
+    rows = random_rows(RNG, 5, TOY)
+    rows[2, 1] = bad_set
+    check = check_rows(rows, TOY)
+    assert check.num_bad == 1
+    assert check.bad is not None
+    assert check.bad[2]
+
+
+def test_a_wholly_marked_row_is_missing_and_a_partly_marked_one_is_bad() -> None:
+    rows = random_rows(RNG, 4, TOY)
+    rows[1] = TOY.missing
+    rows[2, 0, 1] = TOY.missing
+    check = check_rows(rows, TOY)
+    assert check.missing is not None
+    assert check.missing.tolist() == [False, True, False, False]
+    assert check.bad is not None
+    assert check.bad.tolist() == [False, False, True, False]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_the_fast_check_agrees_with_counting(data: st.DataObject) -> None:
+    """Any K, layer count, dtype and place of the fault, across chunk borders too."""
+    experts = data.draw(st.sampled_from([1, 2, 8, 64, 128, 129, 200, 255, 256, 512, 40000]))
+    k = data.draw(st.integers(1, min(experts, 9)))
+    layout = RowLayout(3, tuple(range(data.draw(st.integers(1, 3)))), experts, k)
+    num_rows = data.draw(st.integers(1, 70))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    first = rng.integers(0, experts, (num_rows, layout.num_moe_layers, 1))
+    rows = ((first + np.arange(k)) % experts).astype(layout.dtype)
+    for _ in range(data.draw(st.integers(0, 3))):
+        p, layer = rng.integers(num_rows), rng.integers(layout.num_moe_layers)
+        rows[p, layer, rng.integers(k)] = rng.integers(0, int(np.iinfo(layout.dtype).max) + 1)
+    wanted = [
+        not (row == layout.missing).all()
+        and any(len(set(s)) < k or max(s) >= experts for s in row.tolist())
+        for row in rows
+    ]
+    bad = check_rows(rows, layout).bad
+    assert wanted == ([False] * num_rows if bad is None else bad.tolist())
+
+
+def test_a_fault_is_found_in_every_place_of_a_large_block() -> None:
+    layout = RowLayout(48, tuple(range(48)), 128, 8)
+    rows = np.tile(np.arange(8, dtype=np.uint8), (700, 48, 1))
+    assert check_rows(rows, layout) == (None, None)
+    for place in range(0, 700 * 48, 997):
+        flat = rows.reshape(-1, 8)
+        flat[place, 7] = flat[place, place % 7]
+        assert check_rows(rows, layout).num_bad == 1
+        flat[place, 7] = 7
+
+
+def test_padding_rows_are_valid_and_even_across_expert_parallel_ranks() -> None:
+    """100 padding rows filled with 0..7 would all go to rank 0 of 8; these go to all alike."""
+    layout = RowLayout(2, (0, 1), 128, 8)
+    rows = spread_rows(100, layout)
+    assert check_rows(rows, layout) == (None, None)
+    for layer in range(2):
+        per_rank = np.bincount(rows[:, layer].reshape(-1) // 16, minlength=8)
+        assert per_rank.sum() == 800
+        assert per_rank.min() >= 96
+        assert per_rank.max() <= 112
+    again = np.concatenate([spread_rows(60, layout), spread_rows(40, layout, first=60)])
+    np.testing.assert_array_equal(again, rows)
+
+
+def test_repeated_ids_are_what_the_check_prevents_at_the_dispatcher() -> None:
+    """[[0,3],[0,0],[5,5]] gives 4 map entries where 6 are promised: two of the rows are bad."""
+    layout = RowLayout(1, (0,), 8, 2)
+    rows = np.array([[[0, 3]], [[0, 0]], [[5, 5]]], np.uint8)
+    routing_map = np.zeros((3, 8), bool)
+    np.put_along_axis(routing_map, rows[:, 0].astype(int), True, axis=1)
+    assert routing_map.sum() == 4
+    assert check_rows(rows, layout).num_bad == 2
+    assert check_rows(spread_rows(3, layout), layout) == (None, None)
+
+
+def test_token_ids_are_taken_as_vectors_of_int32() -> None:
+    assert as_token_ids([1, 2]).dtype == np.int32
+    assert as_token_ids(np.array([1, 2], np.uint64)).tolist() == [1, 2]
+    assert as_token_ids([]).shape == (0,)
+    for wrong in ([[1, 2]], [1.5], np.array([2**31]), ["a"]):
+        with pytest.raises(LayoutError):
+            as_token_ids(wrong)
+
+
+def test_errors_keep_their_text_and_type_across_processes() -> None:
+    with pytest.raises(LayoutError) as caught:
+        TOY.select(np.zeros((1, 9, 2), np.uint8))
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert type(copy) is LayoutError
+    assert str(copy) == str(caught.value)
+    assert "expected=[T, 3 or 4, 2]" in str(copy)
