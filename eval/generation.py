@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 from agent_rl.types import Status
 from agent_rl.view.record import EpisodeRecord
@@ -104,7 +105,7 @@ async def _work(
         attempt = pending.get_nowait()
         row = attempt.row
         record = await play_episode(
-            lambda: parts.make_env(row),  # noqa: B023 - called before the next iteration
+            partial(parts.make_env, row),
             parts.model,
             parts.fill_prompts(row),
             config.agent,

@@ -12,7 +12,8 @@ from tenacity import (
     RetryCallState,
     retry_if_exception_type,
     stop_after_attempt,
-    wait_exponential_jitter,
+    wait_exponential,
+    wait_random,
 )
 
 from eval.errors import ContextFullError, ModelError
@@ -121,7 +122,8 @@ class OpenAIChat:
         await self._http.aclose()
 
     def _wait(self, state: RetryCallState) -> float:
-        wait_s = wait_exponential_jitter(self._wait_s, _MAX_WAIT_S, jitter=self._wait_s)(state)
+        growing = wait_exponential(multiplier=self._wait_s, max=_MAX_WAIT_S)
+        wait_s = (growing + wait_random(0, self._wait_s))(state)
         error = state.outcome.exception() if state.outcome else None
         asked = error.after_s if isinstance(error, _PassingError) else 0.0
         return min(max(wait_s, asked), _MAX_WAIT_S)

@@ -1,0 +1,41 @@
+"""The suite's configuration: strict keys, rules between them, the files that ship."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent_rl.errors import ConfigError
+from eval.config import load_suite
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "eval"
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.name)
+def test_the_files_that_ship_can_be_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(CONFIGS.parents[1])
+    load_suite(file)
+    head = file.read_text().partition("name:")[0]
+    assert all(word in head for word in ("Needs:", "Costs:", "Reaches:"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sampels=3", "did you mean samples"),
+        ("name=a/b", "name: got 'a/b'"),
+        ("num_workers=0", "num_workers: got 0, expected more than 0"),
+        ("model.kind=scripted", "model.script: got nothing"),
+        ("agent.action_format=xml", "expected one of ['r2e_xml', 'hermes_json', 'bash_block']"),
+        ("agent.action_format=bash_block", "expected shell with bash_block"),
+        ("agent.prompts=nope", "expected a file or one of swe"),
+        ("model.temperature=-1", "model.temperature: got -1.0"),
+        ("dataset.max_instances=-1", "dataset.max_instances: got -1"),
+        ("grading.timeout_s=1.5", "grading.timeout_s: got 1.5 (float), expected int"),
+    ],
+)
+def test_faults_name_the_key(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_suite(CONFIGS / "swebench_verified.yaml", [override])
+    assert message in str(caught.value)

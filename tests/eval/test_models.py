@@ -1,0 +1,123 @@
+"""Scripts and our own engines as chat models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes import run_blocking
+
+from agent_rl.errors import CapacityError, EngineError
+from agent_rl.protocols import Weights
+from agent_rl.types import Completion, GenerateRequest, TokenIds
+from eval.errors import ContextFullError, ModelError
+from eval.models import EngineChat, Message, ScriptedChat, load_script
+from routing_cache import RowLayout
+
+
+class Bytes:
+    """A renderer whose tokens are bytes; 0 ends a completion, 1 and 2 open messages."""
+
+    stop_token_ids = (0,)
+
+    def initial(self, observation: str) -> TokenIds:
+        return np.array([1, *observation.encode()], dtype=np.int32)
+
+    def observation(self, text: str) -> TokenIds:
+        return np.array([2, *text.encode()], dtype=np.int32)
+
+    def parse(self, completion: TokenIds) -> str:
+        return bytes(int(i) for i in completion if i).decode()
+
+
+class Engine:
+    """Answers ``ok`` and keeps the requests."""
+
+    name = "engine"
+    weight_version = 0
+    row_layout = RowLayout(1, (0,), 4, 2)
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.requests: list[GenerateRequest] = []
+        self.ended: list[str] = []
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        self.requests.append(request)
+        if self.error is not None:
+            raise self.error
+        ids = np.array([*b"ok", 0], dtype=np.int32)
+        return Completion(ids, np.zeros(3, np.float32), "stop", (0,))
+
+    async def end_session(self, session_id: str) -> None:
+        self.ended.append(session_id)
+
+    async def load_weights(self, weights: Weights, version: int) -> None:
+        raise AssertionError("an evaluation loads no weights")
+
+    async def aclose(self) -> None:
+        return None
+
+
+def make(engine: Engine, max_tokens: int = 100) -> EngineChat:
+    return EngineChat(engine, Bytes(), name="e", max_tokens=max_tokens, max_new_tokens=8)
+
+
+def test_ids_of_earlier_turns_are_sent_again_as_they_were_sampled() -> None:
+    engine = Engine()
+    model = make(engine)
+
+    async def talk() -> None:
+        messages = [Message("system", "S"), Message("user", "U")]
+        reply = await model.reply("a/0", messages)
+        assert (reply.text, reply.prompt_tokens, reply.completion_tokens) == ("ok", 5, 3)
+        messages += [Message("assistant", "changed on the way"), Message("user", "more")]
+        await model.reply("a/0", messages)
+        await model.end_episode("a/0")
+
+    run_blocking(talk())
+    first, second = (request.token_ids.tolist() for request in engine.requests)
+    assert first == [1, *b"S\n\nU"]
+    assert second == [*first, *b"ok", 0, 2, *b"more"]
+    assert engine.ended == ["a/0"]
+
+
+@pytest.mark.parametrize(
+    ("error", "max_tokens", "kind"),
+    [
+        (None, 2, ContextFullError),
+        (CapacityError("no room"), 100, ContextFullError),
+        (EngineError("dead"), 100, ModelError),
+    ],
+)
+def test_engine_trouble_has_the_right_name(
+    error: Exception | None, max_tokens: int, kind: type[ModelError]
+) -> None:
+    model = make(Engine(error), max_tokens)
+    with pytest.raises(ModelError) as caught:
+        run_blocking(model.reply("a/0", [Message("user", "hello")]))
+    assert type(caught.value) is kind
+
+
+def test_scripts_are_by_instance_with_a_default() -> None:
+    model = ScriptedChat({"a": ["1", "2"], "*": ["x"]})
+
+    async def talk() -> list[str]:
+        keys = ["a/0", "a/1", "a/0", "b/0"]
+        return [(await model.reply(key, [])).text for key in keys]
+
+    assert run_blocking(talk()) == ["1", "1", "2", "x"]
+    with pytest.raises(ModelError, match=r"script of b is over: got turn 2 of 1"):
+        run_blocking(model.reply("b/0", []))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"a": "text"}', '{"a": [1]}'])
+def test_files_that_are_no_scripts_are_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "script.json"
+    file.write_text(content)
+    with pytest.raises(ModelError, match="no script"):
+        load_script(file)
+    file.write_text(json.dumps({"a": ["x"]}))
+    assert load_script(file) == {"a": ["x"]}
