@@ -107,8 +107,8 @@ done
 # mounts are named, because mounts are not entered: /proc, or a whole machine, may lie behind one.
 {
   echo "$repository/.git/HEAD"
-  find / /tmp /var/tmp /home /root /opt /srv /mnt /dev/shm "$repository" -xdev -path "$work" -prune \
-    -o -type f -name HEAD -print 2>/dev/null
+  find / /tmp /var/tmp /home /root /opt /srv /mnt /dev/shm "$repository" \
+    -xdev -path "$work" -prune -o -type f -name HEAD -print 2>/dev/null
 } | sort -u | while IFS= read -r found; do
     store=$(dirname "$found")
     [ -d "$store/objects" ] && [ -d "$store/refs" ] || continue

@@ -166,7 +166,14 @@ def extract_patch(
     patch is a result, not an error. Raises PatchError when the agent destroyed what is needed, or
     the patch is above the limits.
     """
-    limits = limits or PatchLimits()
+    try:
+        return _extract(sandbox, baseline, limits or PatchLimits())
+    except (ValueError, IndexError) as error:
+        # What runs in there is the agent's: its git may be anything.
+        raise PatchError(f"the sandbox's git does not answer as git does: got={error}") from error
+
+
+def _extract(sandbox: Sandbox, baseline: Baseline, limits: PatchLimits) -> ExtractedPatch:
     where = (baseline.store, baseline.repository)
     listed = _run(sandbox, _LIST, where)
     _require(listed, "changed files cannot be listed")

@@ -56,7 +56,7 @@ class MiniSweEnvironment:
     def execute(
         self, action: dict[str, Any], cwd: str = "", *, timeout: float | None = None
     ) -> dict[str, Any]:
-        """Run ``action["command"]``; ``output``, ``returncode`` and ``exception_info`` as theirs."""
+        """Run ``action["command"]``; the reply has the keys that theirs has."""
         command = str(action.get("command", ""))
         if "\0" in command:
             return _reply("", -1, "a command cannot hold a NUL byte")

@@ -149,6 +149,11 @@ class DockerPyEngine:
             found = self._api.containers(all=True, filters={"label": label})
         return [ContainerSummary(entry["Id"], entry.get("Labels") or {}) for entry in found]
 
+    def count_volumes(self) -> int:
+        """Every volume of the engine, whoever made it."""
+        with _translated("list volumes"):
+            return len(self._api.volumes()["Volumes"] or ())
+
     def open_exec(
         self,
         container_id: str,

@@ -81,7 +81,7 @@ def actions(specimen: Specimen, role: str) -> list[str]:
 def script(request: GenerateRequest, turn: int) -> TokenIds:
     said = bytes(int(t) for t in request.token_ids if t < 256).decode(errors="replace")
     specimen = next(s for s in SPECIMENS if said.startswith(s.issue))
-    role = ROLES[int(request.session_id.rpartition("/")[2].split("#")[0])]
+    role = ROLES[int(request.session_id.split("/")[-2])]  # …/member/attempt
     todo = [*actions(specimen, role), WRITE(ToolCall("finish", {"command": "submit"}))]
     return np.array([*todo[turn].encode(), STOP], np.int32)
 
