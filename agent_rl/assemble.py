@@ -218,6 +218,12 @@ def _local_engine(config: RunConfig, folder: Path) -> Generator:
     )
 
 
+def _served_engine(config: RunConfig, folder: Path) -> Generator:
+    from agent_rl.engines.server_fleet import ServerFleet, fleet_spec
+
+    return ServerFleet(fleet_spec(config, folder))
+
+
 def _megatron_trainer(config: RunConfig, folder: Path) -> Trainer:
     from agent_rl.trainer.megatron import MegatronTrainer
 
@@ -230,6 +236,10 @@ def _compact_renderer(config: RunConfig, folder: Path) -> Renderer:
 
 TASK_SOURCES: dict[str, Callable[[TasksConfig], TaskSets]] = {"repair": _repair_tasks}
 ENVIRONMENTS: dict[str, Callable[[RunConfig], Environments]] = {"repair": _repair_environments}
-ENGINES: dict[str, Callable[[RunConfig, Path], Generator]] = {"local": _local_engine}
+ENGINES: dict[str, Callable[[RunConfig, Path], Generator]] = {
+    "local": _local_engine,
+    "sglang": _served_engine,
+    "vllm": _served_engine,
+}
 TRAINERS: dict[str, Callable[[RunConfig, Path], Trainer]] = {"megatron": _megatron_trainer}
 RENDERERS: dict[str, Callable[[RunConfig, Path], Renderer]] = {"compact": _compact_renderer}

@@ -55,13 +55,22 @@ class AgentConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The inference engine."""
+    """The inference engine: embedded, or servers that are launched here or attached to."""
 
-    kind: Literal["local"] = "local"
+    kind: Literal["local", "sglang", "vllm"] = "local"
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     capture_routing: bool = True
-    max_sessions: int = 256  # KV slots
+    max_sessions: int = 256  # KV slots, or requests running on one server
     num_threads: int = 2
+    # The rest is for sglang and vllm only.
+    urls: tuple[str, ...] = ()  # servers to attach to; empty launches num_servers here
+    num_servers: int = 1
+    tensor_parallel: int = 1  # of one launched server
+    device: Literal["cpu", "cuda"] = "cpu"
+    weight_transfer: Literal["tensors", "disk"] = "tensors"  # vllm: disk
+    verify_weights: bool = True  # recompute a prompt's log-probs here after each update
+    start_timeout_s: float = 900.0
+    extra_args: tuple[str, ...] = ()  # for the server's command line
 
 
 @dataclass(frozen=True)

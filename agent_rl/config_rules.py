@@ -33,6 +33,9 @@ def _positive(config: RunConfig) -> Iterator[Fault]:
         "agent.max_malformed": config.agent.max_malformed,
         "engine.max_sessions": config.engine.max_sessions,
         "engine.num_threads": config.engine.num_threads,
+        "engine.num_servers": config.engine.num_servers,
+        "engine.tensor_parallel": config.engine.tensor_parallel,
+        "engine.start_timeout_s": config.engine.start_timeout_s,
         "routing.budget_bytes": config.routing.budget_bytes,
         "algorithm.groups_per_step": config.algorithm.groups_per_step,
         "algorithm.num_mini_steps": config.algorithm.num_mini_steps,
@@ -178,6 +181,20 @@ def _lengths(config: RunConfig) -> Iterator[Fault]:
         )
 
 
+def _servers(config: RunConfig) -> Iterator[Fault]:
+    engine = config.engine
+    if engine.kind == "vllm" and engine.weight_transfer != "disk":
+        yield (
+            "engine.weight_transfer",
+            f"got {engine.weight_transfer}, expected disk: vLLM loads weights from folders only",
+        )
+    if engine.kind == "local" and engine.urls:
+        yield "engine.urls", f"got {len(engine.urls)} urls, expected none for engine.kind=local"
+    for url in engine.urls:
+        if not url.startswith(("http://", "https://")):
+            yield "engine.urls", f"got {url!r}, expected http://HOST:PORT"
+
+
 def _optim(config: RunConfig) -> Iterator[Fault]:
     if config.optim.min_lr > config.optim.lr:
         yield (
@@ -223,6 +240,7 @@ RULES: tuple[Callable[[RunConfig], Iterator[Fault]], ...] = (
     _sampling,
     _groups,
     _lengths,
+    _servers,
     _optim,
     _parallel,
     _sandbox,

@@ -7,12 +7,14 @@ probes it, so that a run can be assembled and checked before anything expensive 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from agent_rl.config import RunConfig
 from agent_rl.engines.http_engine import HttpEngine
 from agent_rl.engines.http_options import EngineOptions
 from agent_rl.engines.http_transport import HttpTransport, TransportOptions
@@ -63,10 +65,36 @@ class FleetSpec:
     weight_transfer: Literal["tensors", "disk"] = "tensors"
     verify_weights: bool = True  # compare log-probs with transformers after every update
     niceness: int = 0
+    start_timeout_s: float = 900.0
     extra_args: tuple[str, ...] = ()
     transport: TransportOptions = field(default_factory=TransportOptions)
     routed: RoutedOptions = field(default_factory=RoutedOptions)
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
+
+
+def fleet_spec(config: RunConfig, policy: Path) -> FleetSpec:
+    """The servers that ``config.engine`` names; ``kind`` must be one that is served."""
+    engine = config.engine
+    if engine.kind == "local":
+        raise EngineError("engine.kind=local is embedded: got local, expected sglang or vllm")
+    return FleetSpec(
+        kind=engine.kind,
+        policy=policy,
+        work_dir=Path(config.run_root).resolve() / "engines" / f"{config.name}-{os.getpid()}",
+        urls=engine.urls,
+        num_servers=engine.num_servers,
+        dtype=engine.dtype,
+        context_length=config.agent.max_tokens + 1,
+        max_running=engine.max_sessions,
+        num_threads=engine.num_threads,
+        tensor_parallel=engine.tensor_parallel,
+        device=engine.device,
+        capture_routing=engine.capture_routing,
+        weight_transfer=engine.weight_transfer,
+        verify_weights=engine.verify_weights,
+        start_timeout_s=engine.start_timeout_s,
+        extra_args=engine.extra_args,
+    )
 
 
 class ServerFleet:
@@ -146,7 +174,9 @@ class ServerFleet:
             prepare_serving_folder, spec.policy, spec.work_dir / "serving"
         )
         for port in free_ports(spec.num_servers):
-            server_spec = LAUNCHERS[spec.kind](spec, folder, port)
+            server_spec = replace(
+                LAUNCHERS[spec.kind](spec, folder, port), start_timeout_s=spec.start_timeout_s
+            )
             self.supervisors.append(Supervisor(server_spec, spec.restarts))
         await asyncio.gather(*(supervisor.start() for supervisor in self.supervisors))
         return [supervisor.process.spec.url for supervisor in self.supervisors]

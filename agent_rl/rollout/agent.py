@@ -273,7 +273,8 @@ class _Episode:
 def check_completion(request: GenerateRequest, completion: Completion) -> None:
     """Refuse a reply that does not cover exactly what was asked for.
 
-    Rows must be those of ``[start, prompt + N - 1)``: nothing is padded, cut or shifted here.
+    Rows must be those of ``[start, prompt + N - 1)``, or of more in front when the completion says
+    so itself: nothing is padded, cut or shifted here.
 
     Raises:
         EngineError: no token, log-probs of another length, or any other number of rows.
@@ -293,6 +294,10 @@ def check_completion(request: GenerateRequest, completion: Completion) -> None:
     start, rows = request.routed_experts_start, completion.routed_experts
     if start is None:
         return
+    if completion.routed_experts_start < start:
+        # A session that moved to another engine: its rows of the whole prompt come again, and the
+        # cache compares them with the stored ones.
+        start = completion.routed_experts_start
     expected = len(request.token_ids) + num_new - 1 - start
     got = None if rows is None else len(rows)
     if got != expected or completion.routed_experts_start != start:
