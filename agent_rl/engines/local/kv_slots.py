@@ -23,13 +23,13 @@ class KvWindow:
     """Which part of the storage one forward touches.
 
     ``rows`` selects the slots of the batch: a slice is a view, a tensor ``[B]`` int64 a copy.
-    ``slots`` and ``columns`` ``[B, S]`` int64 say where each fed token is written; ``num_keys`` is
-    how many columns attention reads.
+    ``write_index`` ``[B * kv_heads * S]`` int64 says where each fed token's head goes in the
+    storage seen as ``[num_slots * kv_heads * width, head_dim]``; ``num_keys`` is how many columns
+    attention reads.
     """
 
     rows: slice | torch.Tensor
-    slots: torch.Tensor
-    columns: torch.Tensor
+    write_index: torch.Tensor
     num_keys: int
 
 
@@ -61,7 +61,8 @@ class SlotLayer(CacheLayerMixin):
         )
 
     def _exchange(self, storage: torch.Tensor, new: torch.Tensor, window: KvWindow) -> torch.Tensor:
-        storage[window.slots, :, window.columns] = new.transpose(1, 2).float()
+        flat = storage.view(-1, storage.shape[-1])
+        flat.index_copy_(0, window.write_index, new.reshape(-1, new.shape[-1]).float())
         return storage[:, :, : window.num_keys][window.rows]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -88,10 +89,16 @@ class KvSlots(Cache):
         head_dim: int,
     ) -> None:
         self.width = -(-(max_tokens + 1) // KEYS_MULTIPLE) * KEYS_MULTIPLE
+        self._heads = heads
         self.slot_layers = [
             SlotLayer(num_slots, self.width, heads, head_dim) for _ in range(num_layers)
         ]
         super().__init__(layers=list(self.slot_layers))
+
+    def write_index(self, slots: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        """``KvWindow.write_index`` of tokens fed to ``slots`` ``[B]`` at ``columns`` ``[B, S]``."""
+        heads = slots[:, None] * self._heads + torch.arange(self._heads)
+        return (heads[:, :, None] * self.width + columns[:, None]).view(-1)
 
     def select(self, window: KvWindow) -> None:
         """Mutating: the next forward reads and writes ``window``."""

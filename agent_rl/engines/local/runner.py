@@ -167,8 +167,9 @@ class ModelRunner:
         columns = np.where(valid, positions, self._kv.width - 1)
         window = KvWindow(
             rows=rows,
-            slots=torch.from_numpy(slot_of_row)[:, None],
-            columns=torch.from_numpy(columns),
+            write_index=self._kv.write_index(
+                torch.from_numpy(slot_of_row), torch.from_numpy(columns)
+            ),
             num_keys=_round_up(int((starts + lengths).max()), KEYS_MULTIPLE),
         )
         hidden = self._run_layers(torch.from_numpy(ids), torch.from_numpy(positions), window)

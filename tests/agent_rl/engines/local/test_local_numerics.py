@@ -10,8 +10,10 @@ import pytest
 import torch
 from conftest import MakeFolder, build_model
 from local_helpers import ask, log_softmax, play, prompt, reference, with_engine
+from transformers.integrations.moe import grouped_mm_experts_forward
 
 from agent_rl.engines.local import LocalEngine
+from agent_rl.engines.local.experts import batch_invariant_experts
 from agent_rl.engines.local.sampling import counter_uniform, sample
 from agent_rl.types import Completion, TokenIds
 
@@ -141,3 +143,14 @@ def test_uniforms_of_neighbouring_seeds_and_positions_are_unrelated() -> None:
     for other in (table[1:, :], table[:, 1:], table[1:, 1:]):
         same = table[: other.shape[0], : other.shape[1]]
         assert abs(np.corrcoef(same.ravel(), other.ravel())[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padded_expert_products_equal_the_stock_ones(dtype: torch.dtype) -> None:
+    layer = build_model().to(dtype).model.layers[1].mlp
+    hidden = torch.randn(50, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+    _, weights, chosen = layer.gate(hidden)
+    ours = batch_invariant_experts(layer.experts, hidden, chosen, weights)
+    stock = grouped_mm_experts_forward(layer.experts, hidden, chosen, weights)
+    assert ours.dtype == dtype
+    torch.testing.assert_close(ours, stock, rtol=2 * torch.finfo(dtype).eps, atol=1e-4)
