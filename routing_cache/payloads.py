@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -223,6 +224,20 @@ def read_vllm(
     Raises:
         PayloadError, RowCountError, LayoutError: as :func:`read_sglang`.
     """
+    array = vllm_reply_array(reply, layout, max_bytes)
+    return read_rows(
+        array, layout, num_tokens=num_tokens, requested_start=requested_start, form=form
+    )
+
+
+def vllm_reply_array(
+    reply: Mapping[str, object], layout: RowLayout, max_bytes: int = DEFAULT_MAX_BYTES
+) -> NDArray[np.integer]:
+    """All rows of a vLLM reply as one array, prompt first; what a probe wants to see.
+
+    Raises:
+        PayloadError, LayoutError: no rows, or parts that do not fit each other or the model.
+    """
     parts = [
         vllm_array(reply[name], max_bytes)
         for name in ("prompt_routed_experts", "routed_experts")
@@ -235,10 +250,7 @@ def read_vllm(
             expected="routed_experts",
             fix="start vLLM with --enable-return-routed-experts",
         )
-    array = parts[0] if len(parts) == 1 else _join(parts, layout)
-    return read_rows(
-        array, layout, num_tokens=num_tokens, requested_start=requested_start, form=form
-    )
+    return parts[0] if len(parts) == 1 else _join(parts, layout)
 
 
 def _join(parts: list[NDArray[np.integer]], layout: RowLayout) -> NDArray[np.integer]:
@@ -335,27 +347,40 @@ def vllm_array(value: object, max_bytes: int = DEFAULT_MAX_BYTES) -> NDArray[np.
     return array
 
 
+_NPY_DESCR = re.compile(rb"'descr': *'([<>|=]?[iu][1248])'")
+_NPY_ORDER = re.compile(rb"'fortran_order': *False")
+_NPY_SHAPE = re.compile(rb"'shape': *\(([0-9]{1,12}(?:, *[0-9]{1,12}){0,7},?) *\)")
+
+
 def read_npy(data: bytes, max_bytes: int = DEFAULT_MAX_BYTES) -> NDArray[Any]:
-    """An ``.npy`` file in memory; never unpickles, never allocates more than was sent."""
-    file = io.BytesIO(data)
-    try:
-        version = np.lib.format.read_magic(file)
-        read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        shape, fortran_order, dtype = read(file, max_header_size=4096)
-    except (ValueError, KeyError, SyntaxError, TypeError, RecursionError, EOFError) as error:
-        raise PayloadError(f"routed_experts is no .npy file: {error}") from error
-    payload = memoryview(data)[file.tell() :]
-    size = dtype.itemsize
-    for length in shape:
-        size *= length
-    plain = dtype.kind in "iu" and not fortran_order and all(length >= 0 for length in shape)
-    if not plain or size > max_bytes or size != len(payload):
+    """An ``.npy`` file of integers in memory; allocates nothing the header merely claims.
+
+    The header is read with patterns for the one form that array writers produce; numpy's own
+    reader evaluates it as Python source.
+
+    Raises:
+        PayloadError: anything else.
+    """
+    if data[:6] != b"\x93NUMPY" or len(data) < 12 or data[6] not in (1, 2):
+        raise PayloadError("routed_experts is no .npy file", got=data[:8])
+    width = 2 if data[6] == 1 else 4
+    end = 8 + width + int.from_bytes(data[8 : 8 + width], "little")
+    header = data[8 + width : min(end, 4096)]
+    descr, order = _NPY_DESCR.search(header), _NPY_ORDER.search(header)
+    shape = _NPY_SHAPE.search(header)
+    if descr is None or order is None or shape is None:
         raise PayloadError(
-            "the .npy file is not a plain integer array of its own size",
-            got=f"{dtype} {shape}, {len(payload)} bytes",
-            expected=f"{size} bytes in C order",
+            "the .npy file is not a plain integer array in C order",
+            got=header[:120],
+            expected="integers, fortran_order False",
         )
-    return np.frombuffer(payload, dtype).astype(dtype.newbyteorder("="), copy=False).reshape(shape)
+    dtype = np.dtype(descr[1].decode())
+    lengths = [int(length) for length in shape[1].split(b",") if length.strip()]
+    payload = memoryview(data)[end:]
+    if len(payload) > max_bytes or math.prod(lengths) * dtype.itemsize != len(payload):
+        raise PayloadError(
+            "the .npy file does not hold what its header says",
+            got=f"{len(payload)} bytes",
+            expected=f"{dtype} {lengths}, at most {max_bytes} bytes",
+        )
+    return np.frombuffer(payload, dtype).astype(dtype.newbyteorder("=")).reshape(lengths)

@@ -19,7 +19,8 @@ from routing_cache.errors import LayoutError, PayloadError
 from routing_cache.payloads import Dtype, EngineForm
 from routing_cache.routed_experts import RowLayout, check_rows
 
-_FLAT_DTYPES: tuple[Dtype, ...] = ("int32", "uint8", "int16", "uint16", "int8", "int64")
+_DTYPES: tuple[Dtype, ...] = ("int32", "uint8", "uint16", "int16", "int8", "int64")
+_SIGNED_TWINS = ("int8", "int16")
 _NUM_NEW_TOKENS = 3
 _NUM_EXTRA_TOKENS = 4
 
@@ -120,8 +121,7 @@ def _steps(
 def _candidates(layout: RowLayout) -> list[EngineForm]:
     widths = sorted({layout.num_hidden_layers, layout.num_moe_layers})
     return [
-        EngineForm(*choice)
-        for choice in product(_FLAT_DTYPES, widths, (True, False), (False, True))
+        EngineForm(*choice) for choice in product(_DTYPES, widths, (True, False), (False, True))
     ]
 
 
@@ -134,6 +134,8 @@ def _rows_of(form: EngineForm, layout: RowLayout, seen: _Seen) -> NDArray[np.int
     if isinstance(payload, np.ndarray):
         return payload if payload.shape == shape and payload.dtype.name == form.dtype else None
     item = np.dtype(form.dtype).newbyteorder("<")
+    if form.dtype in _SIGNED_TWINS:
+        return None  # without a dtype the unsigned one of that width reads the same ids
     if len(payload) != int(np.prod(shape)) * item.itemsize:
         return None
     return np.frombuffer(payload, item).reshape(shape)

@@ -211,8 +211,10 @@ def _decode_present(payload: memoryview, header: Header, codec: _Codec) -> Rows:
     cut = (header.num_rows + 7) // 8
     if len(payload) < cut:
         raise CodecError("the presence bitmap is cut short", got=len(payload), expected=cut)
-    packed = np.frombuffer(payload[:cut], np.uint8)
-    present: Mask = np.unpackbits(packed, count=header.num_rows, bitorder="little").astype(np.bool_)
+    bits = np.unpackbits(np.frombuffer(payload[:cut], np.uint8), bitorder="little")
+    if bits[header.num_rows :].any():
+        raise CodecError("the padding of the presence bitmap is not zero")
+    present: Mask = bits[: header.num_rows].astype(np.bool_)
     known = codec.decode(payload[cut:], int(np.count_nonzero(present)), header.layout)
     rows = np.full((header.num_rows, *known.shape[1:]), header.layout.missing, header.layout.dtype)
     rows[present] = known

@@ -60,7 +60,7 @@ def unpack_lanes(payload: memoryview, num_ids: int, width: int) -> NDArray[np.ui
         raise CodecError("packed ids of another size", got=len(payload), expected=expected)
     packed = np.frombuffer(payload, np.uint8)
     if width == 8:
-        return packed[:num_ids]
+        return _without_padding(packed, num_ids)
     packed = packed.reshape(-1, width)
     out = np.empty((len(packed), _LANES), np.uint8)
     folds = _fold_masks(width)
@@ -72,7 +72,14 @@ def unpack_lanes(payload: memoryview, num_ids: int, width: int) -> NDArray[np.ui
         for low, high, shift in reversed(folds):
             part = (part & low) | ((part << shift) & high)
         out[at : at + len(part)] = part.astype("<u8").view(np.uint8).reshape(-1, 8)
-    return out.reshape(-1)[:num_ids]
+    return _without_padding(out.reshape(-1), num_ids)
+
+
+def _without_padding(ids: NDArray[np.uint8], num_ids: int) -> NDArray[np.uint8]:
+    """Padding must be zero: then every bit of a payload means something and damage shows."""
+    if ids[num_ids:].any():
+        raise CodecError("the padding behind packed ids is not zero")
+    return ids[:num_ids]
 
 
 def pack_ids(ids: NDArray[np.unsignedinteger], width: int) -> bytes:

@@ -64,7 +64,10 @@ def decode(payload: memoryview, num_rows: int, layout: RowLayout, base: Rows) ->
     if num_changed and int(changed[-1]) >= num_sets:
         raise CodecError("a delta reaches past its base", got=int(changed[-1]), expected=num_sets)
     masks = np.frombuffer(payload[gaps_end:masks_end], np.uint8).reshape(num_changed, mask_bytes)
-    differs = np.unpackbits(masks, axis=1, count=k, bitorder="little").astype(np.bool_)
+    bits = np.unpackbits(masks, axis=1, bitorder="little").astype(np.bool_)
+    if bits[:, k:].any():
+        raise CodecError("a delta's mask has more bits than experts", expected=k)
+    differs = bits[:, :k]
     num_ids = int(np.count_nonzero(differs))
     if len(payload) != masks_end + num_ids * layout.dtype.itemsize:
         raise CodecError("a delta has the wrong number of ids", got=len(payload) - masks_end)

@@ -63,7 +63,7 @@ def decode(payload: memoryview, num_rows: int, layout: RowLayout) -> Rows:
     expected = cut + (ids_bytes(num_sets * k, low) if low else 0)
     if len(payload) != expected:
         raise CodecError("sets of another size", got=len(payload), expected=expected)
-    unary = np.frombuffer(payload[:cut], np.uint8).reshape(num_sets, -1)
+    unary = np.frombuffer(payload[:cut], np.uint8).reshape(num_sets, _unary_bytes(layout))
     sets = _decode_unary(unary, layout).astype(layout.dtype, copy=False)
     if low:
         sets = (sets << sets.dtype.type(low)) if not _pre_shifted(layout) else sets

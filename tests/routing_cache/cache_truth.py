@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 
 from routing_cache import RoutingCache, RowLayout
@@ -17,11 +15,11 @@ TOY = RowLayout(num_hidden_layers=4, moe_layers=(1, 2, 3), num_experts=8, moe_to
 
 def true_row(version: int, prefix: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """The row of the prefix's last token under ``version``, as a causal model gives it. [L, K]"""
-    digest = hashlib.blake2b(repr((version, prefix)).encode(), digest_size=8).digest()
+    digest = hash((version, prefix)) & 0xFFFFFFFF  # of integers: the same in every process
     pairs = []
     for layer in range(LAYOUT.num_moe_layers):
-        first = digest[2 * layer] % 16
-        pairs.append((first, (first + 1 + digest[2 * layer + 1] % 15) % 16))
+        first, step = digest >> 12 * layer & 15, digest >> 12 * layer + 4 & 255
+        pairs.append((first, (first + 1 + step % 15) % 16))
     return tuple(pairs)
 
 

@@ -162,7 +162,7 @@ def test_the_accounts_agree_with_what_python_allocated() -> None:
     blocks = [make_rows(rng, 500) for _ in range(6)]
     warm_up = RoutingCache(layout).session(1)  # allocates the work buffers of this thread
     warm_up.record(
-        np.arange(500, dtype=np.int32), blocks[0][:499], start=0, weight_version=1, num_prefill=1
+        np.arange(501, dtype=np.int32), blocks[0], start=0, weight_version=1, num_prefill=1
     )
     gc.collect()
     tracemalloc.start()
