@@ -65,3 +65,38 @@ def r3(
     console.print(f"exact KL with replay over without, bfloat16 engine: {ratio:.2f}")
     if json is not None:
         write_aside(json, orjson.dumps(flat, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+@bench_app.command(
+    epilog="Example: agent-rl bench engine --json engine.json (needs scripts/engines/install.sh)"
+)
+def engine(
+    kind: Annotated[str, typer.Option(help="sglang or vllm")] = "sglang",
+    policy: Annotated[
+        Path | None, typer.Option(help="model folder; default: a random tiny MoE")
+    ] = None,
+    pairs: Annotated[int, typer.Option(help="paired runs with and without capture")] = 6,
+    json: JsonFile = None,
+) -> None:
+    """Rows, bytes, client CPU and throughput of routing capture on a real server, on CPU."""
+    import tempfile
+
+    from agent_rl.bench.engine import measure as measure_engine
+    from agent_rl.engines.random_policy import write_random_policy
+
+    if kind not in ("sglang", "vllm"):
+        raise typer.BadParameter(f"got {kind!r}, expected sglang or vllm", param_hint="--kind")
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="bench-engine-") as folder:
+        model = policy or write_random_policy(Path(folder) / "policy")
+        figures = asyncio.run(
+            measure_engine(kind, model, Path(folder), num_pairs=pairs, report=console.print)
+        )
+    table = Table(title=f"{kind} on CPU, 4 samples of 12 turns", title_justify="left")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in figures.to_json().items():
+        table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
+    console.print(table)
+    if json is not None:
+        write_aside(json, orjson.dumps(figures.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
