@@ -20,6 +20,7 @@ from envs.sandbox.jobs_client import case_job, read_status
 from envs.sandbox.pool import SandboxPool
 from envs.testing import Failure, FailureKind, SuiteReport, TestStatus
 
+_MAX_TEST_FILE_BYTES = 256 << 10  # an agent may have written it
 _MAX_NAME = 64
 _MAX_REPR = 400
 
@@ -106,10 +107,15 @@ class CaseRunner:
 
 def parse_case_file(path: str, data: bytes) -> CaseFile:
     """Take a test file apart. Raises TaskError when anything in it is not in case form."""
+    if len(data) > _MAX_TEST_FILE_BYTES:
+        raise TaskError(f"{path} is too large: got={len(data)} expected<={_MAX_TEST_FILE_BYTES}")
     try:
-        tree = ast.parse(data)
-    except (SyntaxError, ValueError) as error:
-        raise TaskError(f"{path} is not Python: got={error} expected=a test file") from error
+        return _take_apart(path, ast.parse(data))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise TaskError(f"{path} cannot be read: got={error!r} expected=a test file") from error
+
+
+def _take_apart(path: str, tree: ast.Module) -> CaseFile:
     imports: list[str] = []
     cases: list[Case] = []
     for node in tree.body:

@@ -25,5 +25,10 @@ class InfrastructureError(EnvsError):
     """The machinery failed, not the agent: never a reward (a trajectory becomes ``failed``)."""
 
 
+class SandboxFullError(InfrastructureError):
+    """No space or no inodes left in a sandbox; for a tool, which the agent's own files fill, no
+    more than a refusal."""
+
+
 class SandboxUnavailableError(InfrastructureError):
     """No sandbox of the wanted kind works on this machine; the message says why for each kind."""

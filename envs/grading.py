@@ -22,6 +22,12 @@ def check_task(task: Task, runner: SuiteRunner) -> None:
         raise TaskError(f"{task.task_id} is solved as it stands: got=1.0 expected=a failing test")
 
 
+MAX_PATCH_BYTES = 2 << 20
+MAX_NEW_NODES = 2000
+"""Files and folders that a patch may add. A patch that fills the grading sandbox must be a graded
+0: as infrastructure trouble it would let an agent choose which episodes count."""
+
+
 @dataclass(frozen=True)
 class GradingTree:
     """What a grading sandbox gets: sources without the judged tests, and those tests."""
@@ -39,6 +45,8 @@ def grade(task: Task, patch: bytes, runner: SuiteRunner) -> Score:
     """
     if not patch:
         return Score(0.0, "graded", "empty patch")
+    if len(patch) > MAX_PATCH_BYTES:
+        return Score(0.0, "graded", f"patch of {len(patch)} bytes, at most {MAX_PATCH_BYTES}")
     try:
         tree = grading_tree(task, patch)
     except PatchError as error:
@@ -56,12 +64,25 @@ def grade(task: Task, patch: bytes, runner: SuiteRunner) -> Score:
 def grading_tree(task: Task, patch: bytes) -> GradingTree:
     """Apply the patch and put every protected file back. Raises PatchError."""
     patched = apply_patch(task.files, patch)
+    num_new = len(_nodes(patched) - _nodes(task.files))
+    if num_new > MAX_NEW_NODES:
+        raise PatchError(f"too many new files and folders: got={num_new} at most {MAX_NEW_NODES}")
     touched = tuple(path for path in touched_paths(patch) if _is_guarded(task, path))
     files = {path: data for path, data in patched.items() if not _is_guarded(task, path)}
     files |= {path: data for path, data in task.files.items() if _is_guarded(task, path)}
     tests = _judged_tests(task)
     sources = {path: data for path, data in files.items() if path not in _test_paths(task)}
     return GradingTree(sources, tests, touched)
+
+
+def _nodes(tree: Mapping[str, bytes]) -> set[str]:
+    """Every file and every folder above one."""
+    nodes: set[str] = set()
+    for path in tree:
+        while path and path not in nodes:
+            nodes.add(path)
+            path = path.rpartition("/")[0]
+    return nodes
 
 
 def _is_guarded(task: Task, path: str) -> bool:

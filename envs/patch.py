@@ -9,6 +9,7 @@ from difflib import SequenceMatcher
 _CONTEXT = 3
 _BINARY_PROBE_BYTES = 8000  # git's rule: a NUL byte in here makes a file binary
 _MAX_FILE_BYTES = 1 << 20
+_MAX_COMPARED_LINES = 20_000  # more changed lines than these are replaced as one block
 _NO_NEWLINE = b"\\ No newline at end of file\n"
 _ESCAPES = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
 
@@ -125,10 +126,14 @@ def _opcodes(old: Sequence[bytes], new: Sequence[bytes]) -> list[Opcode]:
     while tail < shorter - head and old[-1 - tail] == new[-1 - tail]:
         tail += 1
     old_end, new_end = len(old) - tail, len(new) - tail
-    matcher = SequenceMatcher(None, old[head:old_end], new[head:new_end], autojunk=False)
     codes: list[Opcode] = [("equal", 0, head, 0, head)] if head else []
-    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
-        codes.append((tag, i1 + head, i2 + head, j1 + head, j2 + head))
+    if old_end - head + new_end - head > _MAX_COMPARED_LINES:
+        codes.append(("replace", head, old_end, head, new_end))
+    else:
+        # autojunk: without it, files of many equal lines take time cubed in their length
+        matcher = SequenceMatcher(None, old[head:old_end], new[head:new_end], autojunk=True)
+        for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+            codes.append((tag, i1 + head, i2 + head, j1 + head, j2 + head))
     if tail:
         codes.append(("equal", old_end, len(old), new_end, len(new)))
     return codes

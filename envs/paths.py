@@ -22,15 +22,23 @@ def clean_path(path: str) -> str:
         or "\0" in path
         or normal in (".", "..")
         or normal.startswith(("/", "../"))
-        or len(path.encode("utf-8", "surrogateescape")) > _MAX_PATH_BYTES
+        or not 0 < _num_bytes(normal) <= _MAX_PATH_BYTES
         or ".git" in normal.split("/")
     )
     if bad:
         raise WorkspaceError(
-            f"path is not usable: got={path[:200]!r}"
+            f"path is not usable: got={path[:200]!a}"
             " expected a file below the work folder, relative to it, outside .git"
         )
     return normal
+
+
+def _num_bytes(path: str) -> int:
+    """Length on disk; 0 for half a surrogate pair, which no file name can hold."""
+    try:
+        return len(path.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        return 0
 
 
 def is_protected(path: str, globs: Sequence[str]) -> bool:

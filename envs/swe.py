@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envs.base import Observation, Score, Task
 from envs.compact_grammar import CompactGrammar
-from envs.errors import EpisodeError
+from envs.errors import EpisodeError, InfrastructureError, WorkspaceError
 from envs.grading import grade
 from envs.grammar import Grammar
 from envs.patch import diff_trees
@@ -75,7 +75,13 @@ class SweEnv:
         return diff_trees(self._task.files, self._tools.workspace.snapshot()).patch
 
     def grade(self) -> Score:
-        return grade(self._task, self.patch(), self._runner)
+        try:
+            patch = self.patch()
+        except InfrastructureError as error:
+            return Score(None, "infrastructure", str(error))
+        except WorkspaceError as error:
+            return Score(0.0, "graded", f"the work tree cannot be read: {error}")
+        return grade(self._task, patch, self._runner)
 
     def close(self) -> None:
         self._tools.workspace.close()

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from envs.base import Task
+from envs.errors import TaskError
+
+DEFAULT_RUNNER = "cases"
 TestStatus = Literal["PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL", "XPASS"]
 FailureKind = Literal["mismatch", "exception", "timeout", "crash", "failed"]
 
@@ -42,3 +46,17 @@ class SuiteRunner(Protocol):
     def run(self, files: Mapping[str, bytes], test_files: Mapping[str, bytes]) -> SuiteReport:
         """``files`` is the tree without the tests. Raises TaskError, InfrastructureError."""
         ...
+
+
+def runner_for(task: Task, runners: Mapping[str, SuiteRunner]) -> SuiteRunner:
+    """The runner that the task's ``metadata["test_runner"]`` names; ``cases`` if it names none.
+
+    Raises TaskError when it is not among ``runners``.
+    """
+    name = task.metadata.get("test_runner", DEFAULT_RUNNER)
+    if name not in runners:
+        raise TaskError(
+            f"task {task.task_id} wants another test runner: got={name!r} expected one of"
+            f" {sorted(runners)}"
+        )
+    return runners[name]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from envs.base import ExecResult, Task
-from envs.errors import TaskError, WorkspaceError
+from envs.errors import SandboxFullError, TaskError, WorkspaceError
 from envs.patch import split_lines
 from envs.testing import SuiteReport, SuiteRunner
 from envs.workspace import Workspace
@@ -165,7 +165,7 @@ class ToolBox:
         """Carry out one call; mutates the work tree. Raises InfrastructureError."""
         try:
             return self._tools[type(call)](call)
-        except WorkspaceError as error:
+        except (WorkspaceError, SandboxFullError) as error:
             return Refused(str(error), "path")
 
     def _view(self, call: View) -> ToolResult:
@@ -194,7 +194,7 @@ class ToolBox:
         lines = split_lines(self._workspace.read(call.path))
         if not 1 <= call.start <= call.end <= len(lines):
             return Refused(_bad_range(call.start, call.end, len(lines)), "lines")
-        new = call.text.encode("utf-8", "surrogateescape")
+        new = _bytes(call.text)
         if lines[call.end - 1].endswith(b"\n") and new and not new.endswith(b"\n"):
             new += b"\n"
         lines[call.start - 1 : call.end] = [new]
@@ -203,11 +203,11 @@ class ToolBox:
 
     def _edit(self, call: Edit) -> ToolResult:
         data = self._workspace.read(call.path)
-        old = call.old.encode("utf-8", "surrogateescape")
+        old = _bytes(call.old)
         count = data.count(old) if old else 0
         if count != 1:
             return Refused(f"the text to replace must occur once: got={count} expected=1")
-        new = call.new.encode("utf-8", "surrogateescape")
+        new = _bytes(call.new)
         self._workspace.write(call.path, data.replace(old, new))
         return Done()
 
@@ -215,13 +215,13 @@ class ToolBox:
         try:
             self._workspace.read(call.path)
         except WorkspaceError:
-            data = call.text.encode("utf-8", "surrogateescape")
+            data = _bytes(call.text)
             self._workspace.write(call.path, data)
             return Done()
         return Refused(f"{call.path!r} exists: got=create expected=an edit")
 
     def _bash(self, call: Bash) -> ToolResult:
-        if "\0" in call.command:
+        if b"\0" in _bytes(call.command):
             return Refused("a command cannot hold a NUL byte")
         return self._workspace.exec(
             ["bash", "-c", call.command],
@@ -253,6 +253,14 @@ class ToolBox:
 def _text(data: bytes) -> str:
     """For reading only: bytes that are not UTF-8 come back unchanged when written again."""
     return data.decode("utf-8", "surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    """The inverse of ``_text``. Raises WorkspaceError for half a surrogate pair."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise WorkspaceError(f"text cannot be written: got={error} expected=Unicode") from error
 
 
 def _bad_range(start: int, end: int, num_lines: int) -> str:

@@ -12,6 +12,8 @@ from envs.paths import clean_path
 
 StartSandbox = Callable[[], Sandbox]
 MAX_FILE_BYTES = 4 << 20
+MAX_TREE_BYTES = 32 << 20  # in memory; in a sandbox its own limits hold
+MAX_FILES = 4000
 _FILL_TIMEOUT_S = 120.0
 
 
@@ -48,6 +50,11 @@ class Workspace:
         if self._sandbox is not None:
             self._sandbox.write(path, data)
             return
+        if path not in self._files and len(self._files) >= MAX_FILES:
+            raise WorkspaceError(f"too many files: got={len(self._files)} expected<{MAX_FILES}")
+        total = sum(map(len, self._files.values())) + len(data)
+        if total > MAX_TREE_BYTES:
+            raise WorkspaceError(f"too much data: got={total} expected<={MAX_TREE_BYTES} bytes")
         if any(o.startswith(f"{path}/") or path.startswith(f"{o}/") for o in self._files):
             raise WorkspaceError(f"{path!r} is a folder, or lies below a file")
         self._files[path] = data

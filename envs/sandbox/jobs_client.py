@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envs.base import ExecResult
-from envs.errors import InfrastructureError, WorkspaceError
+from envs.errors import InfrastructureError, SandboxFullError, WorkspaceError
 from envs.sandbox.guest.file_jobs import ENTRY
 from envs.sandbox.guest.protocol import Reply, Request, pack_body
 
@@ -110,6 +110,8 @@ def read_status(reply: Reply, path: str = "") -> dict[str, Any]:
     failure = status.get("failure")
     if failure == "path":
         raise WorkspaceError(f"cannot use {path!r} in the work folder: got={status['message']}")
+    if failure == "full":
+        raise SandboxFullError(f"no room in the sandbox for {path!r}: got={status['message']}")
     if failure is not None:
         name = errno.errorcode.get(status["errno"] or 0, "no errno")
         raise InfrastructureError(

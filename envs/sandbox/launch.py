@@ -99,13 +99,14 @@ def bubblewrap(spec: SandboxSpec, scratch: str, procs_files: tuple[str, ...]) ->
     for path in _ETC:
         argv += ["--ro-bind-try", path, path]
     argv += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
-    argv += ["--size", str(spec.limits.tmp_bytes), "--tmpfs", _TMP, "--tmpfs", "/dev/shm"]
+    for folder in (_TMP, "/dev/shm"):
+        argv += ["--size", str(spec.limits.tmp_bytes), "--tmpfs", folder]
     for bind in binds[:-1]:
         argv += ["--ro-bind", bind.source, bind.target]
     for path in _own_packages(folders):
         argv += ["--tmpfs", path, "--remount-ro", path]
     argv += ["--ro-bind", binds[-1].source, _GUEST_IN_BUBBLEWRAP, "--remount-ro", "/"]
-    argv += _server_argv(spec, sys_executable(), "/guest", _WORKSPACE, binds=(), masked=())
+    argv += _server_argv(spec, sys_executable(), "/guest", _WORKSPACE, visible=folders[:-1])
     return _launch(argv, spec, folders, procs_files, _WORKSPACE)
 
 
@@ -125,14 +126,16 @@ def unshare(spec: SandboxSpec, scratch: str, procs_files: tuple[str, ...]) -> La
             break
     parent = os.path.dirname(binds[-1].source)
     masked = (*_MASKED, *(str(root) for root in [_PROJECT_ROOT] if root.parent != root))
-    argv += _server_argv(spec, executable, parent, _WORKSPACE, binds=binds, masked=masked)
+    argv += _server_argv(
+        spec, executable, parent, _WORKSPACE, visible=folders, binds=binds, masked=masked
+    )
     return _launch(argv, spec, folders, procs_files, _WORKSPACE)
 
 
 def process(spec: SandboxSpec, scratch: str, procs_files: tuple[str, ...]) -> Launch:
     """No isolation at all: the host's files and network are within reach."""
     workspace = f"{scratch}/workspace"
-    argv = _server_argv(spec, sys_executable(), str(_GUEST_FOLDER.parent), workspace, (), ())
+    argv = _server_argv(spec, sys_executable(), str(_GUEST_FOLDER.parent), workspace, visible=())
     return Launch(argv, _environment(spec, workspace), workspace)
 
 
@@ -209,9 +212,12 @@ def _server_argv(
     executable: str,
     guest_parent: str,
     workspace: str,
-    binds: tuple[Bind, ...],
-    masked: tuple[str, ...],
+    *,
+    visible: tuple[str, ...],
+    binds: tuple[Bind, ...] = (),
+    masked: tuple[str, ...] = (),
 ) -> list[str]:
+    """``visible``: folders that must stay readable; ``binds`` and ``masked``: see the server."""
     limits = spec.limits
     isolated = spec.kind not in UNSAFE_KINDS
     config = server.ServerConfig(
@@ -228,6 +234,7 @@ def _server_argv(
             tmp_bytes=limits.tmp_bytes,
             tmp_inodes=limits.tmp_inodes,
             environment=_environment(spec, workspace),
+            keep_readable=tuple(f for f in visible if f.startswith(f"{_TMP}/")) if isolated else (),
         ),
         binds=tuple((bind.source, bind.target) for bind in binds),
         masked=masked,

@@ -12,7 +12,7 @@ from envs.errors import InfrastructureError, TaskError
 from envs.grading import check_task, grade, grading_tree
 from envs.patch import diff_trees
 from envs.tasks.repair import take
-from envs.testing import SuiteReport
+from envs.testing import SuiteReport, runner_for
 
 
 class FailingRunner:
@@ -173,3 +173,23 @@ def test_tasks_are_checked_before_use(case_runner: CaseRunner) -> None:
 def test_generated_repair_tasks_are_sound(case_runner: CaseRunner) -> None:
     for task in take(5, "heldout", 12):
         check_task(task.to_task(), case_runner)
+
+
+def test_a_patch_that_would_fill_the_grading_sandbox_is_a_graded_zero() -> None:
+    task = affine_task()
+    large = {f"f{i}.txt": b"x" * 60 + b"\n" * 30_000 for i in range(80)}
+    many = {f"f{i}.txt": b"x\n" for i in range(2001)}
+    deep = {"/".join(["d"] * 400) + f"/{i}/" + "e/" * 50 + "f": b"x\n" for i in range(40)}
+    for added in (large, many, deep):
+        patch = diff_trees(task.files, {**task.files, **added}).patch
+        score = grade(task, patch, FailingRunner())
+        assert (score.reward, score.status) == (0.0, "graded"), score.reason
+
+
+def test_the_runner_is_the_one_that_the_task_names() -> None:
+    runners = {"cases": SayingRunner(ALL), "pytest": FailingRunner()}
+    assert runner_for(affine_task(), runners) is runners["cases"]
+    named = affine_task(metadata={"test_runner": "pytest"})
+    assert runner_for(named, runners) is runners["pytest"]
+    with pytest.raises(TaskError, match=r"got='tox' expected one of \['cases', 'pytest'\]"):
+        runner_for(affine_task(metadata={"test_runner": "tox"}), runners)

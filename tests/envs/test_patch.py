@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -235,3 +236,16 @@ def test_between_two_equally_near_places_the_later_is_taken_as_git_does() -> Non
     assert result is not None
     assert result["a"].split() == [b"a"] * 3 + [b"b"] + [b"a"] * 3 + [b"c"] + [b"a"] * 3
     assert git_apply({"a": lines}, patch) == result
+
+
+def test_no_content_makes_the_diff_slow() -> None:
+    """Files of equal lines are the worst case of a plain longest-match diff."""
+    for before, after in (
+        (b"a\n" * 9000, b"b\n" + b"a\n" * 8000 + b"b\n"),
+        (b"a\nb\n" * 4000, b"b\nb\na\n" * 3000),
+        (b"\n" * 500_000, b"x\n" * 400_000),
+    ):
+        started = time.process_time()
+        patch = diff_trees({"a": before}, {"a": after}).patch
+        assert time.process_time() - started < 5
+        assert apply_patch({"a": before}, patch) == {"a": after}

@@ -12,12 +12,16 @@ from collections.abc import Iterator
 import pytest
 from affine_repo import FIXED, affine_task
 
+from envs.action_grammar import ActionGrammar
+from envs.actions import BashBlock
 from envs.case_runner import CaseRunner
 from envs.grading import grade
 from envs.patch import diff_trees
 from envs.sandbox.choose import choose
 from envs.sandbox.launch import SandboxSpec
 from envs.sandbox.pool import SandboxPool
+from envs.sandbox.sandbox import WorkerSandbox
+from envs.swe import SweEnv
 
 WRONG = "def affine(x):\n    return 0\n"
 
@@ -325,3 +329,27 @@ def test_no_wanted_value_is_anywhere_in_the_sandbox(judge: CaseRunner) -> None:
     report = judge.run({"solution.py": source}, {"tests/test_hidden.py": tests})
     assert report.failure is not None
     assert report.failure.got == "[True, []]", report.failure
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rm -rf tests; ln -s /tmp tests; printf 'def test_0(): pass' > /tmp/test_hidden.py",
+        "(setsid bash -c 'while :; do echo \"def affine(x): return 7\" > solution.py; done' &)",
+        "mkdir -p .git/hooks; echo 'exit 0' > .git/hooks/pre-commit; chmod 000 solution.py",
+        "printf '4 passed' > /proc/1/fd/1; kill -9 -1",
+    ],
+    ids=["tests as a link", "background writer", "hooks and modes", "kills everyone"],
+)
+def test_a_shell_earns_nothing_either(command: str, judge: CaseRunner) -> None:
+    env = SweEnv(
+        affine_task(),
+        judge,
+        grammar=ActionGrammar(BashBlock()),
+        start_sandbox=lambda: WorkerSandbox(SandboxSpec("bubblewrap")),
+    )
+    env.reset()
+    env.step(f"```bash\n{command}\n```")
+    score = env.grade()
+    env.close()
+    assert (score.reward, score.status) == (0.0, "graded"), score

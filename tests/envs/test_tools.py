@@ -134,3 +134,48 @@ def test_a_file_has_a_largest_size() -> None:
     workspace = Workspace({})
     with pytest.raises(WorkspaceError, match="too large"):
         workspace.write("big", bytes((4 << 20) + 1))
+
+
+HALF = "\ud800"  # half a surrogate pair: JSON can spell it, UTF-8 cannot
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        t.View(HALF),
+        t.ReplaceLines("solution.py", 1, 1, HALF),
+        t.Edit("solution.py", HALF, "x"),
+        t.Edit("solution.py", "x * 2", HALF),
+        t.Create("new.py", HALF),
+        t.Create(HALF, "x"),
+        t.Bash(f"echo {HALF}"),
+    ],
+)
+def test_text_that_no_file_can_hold_is_refused(box: t.ToolBox, call: t.ToolCall) -> None:
+    assert isinstance(box.run(call), t.Refused)
+    assert box.workspace.snapshot() == TASK.files
+
+
+def test_trees_have_a_largest_size(box: t.ToolBox) -> None:
+    for number in range(7):
+        assert box.run(t.Create(f"big{number}", "x" * (4 << 20))) == t.Done()
+    assert isinstance(box.run(t.Create("big8", "x" * (4 << 20))), t.Refused)
+    many = Workspace({f"f{i}": b"" for i in range(4000)})
+    with pytest.raises(WorkspaceError, match="too many"):
+        many.write("one more", b"")
+    many.write("f0", b"replacing is fine")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["(" * 5000, "assert " + "-" * 5000 + "1", "x" * (300 << 10), "assert f(1) == " + "[" * 150],
+)
+def test_a_monstrous_test_file_is_a_refusal(box: t.ToolBox, text: str) -> None:
+    box.workspace.write("tests/test_visible.py", f"def test_0():\n    {text}\n".encode())
+    assert isinstance(box.run(t.RunTests()), t.Refused)
+
+
+def test_a_work_folder_that_the_agent_filled_is_its_own_trouble(box: t.ToolBox) -> None:
+    box.run(t.Bash("head -c 100M /dev/zero | split -b 8M"))
+    result = box.run(t.Create("new.py", "x" * 10_000))
+    assert isinstance(result, t.Refused)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 
+from . import kernel
 from .job import Job, write_files
 from .protocol import write_all
 
@@ -20,6 +20,7 @@ def run(job: Job) -> None:
     stdin = os.memfd_create("stdin")
     write_all(stdin, job.blobs[0])
     os.lseek(stdin, 0, os.SEEK_SET)
+    kernel.set_undumpable()  # the command shall not write to our status pipe behind our back
     command = os.fork()
     if command == 0:
         _become_command(job, stdin)
@@ -49,7 +50,8 @@ def _become_command(job: Job, stdin: int) -> None:
             os.dup2(job.channels.report, REPORT_FD)
             os.set_inheritable(REPORT_FD, True)  # dup2 onto itself would not
         os.execvpe(argv[0], argv, {**job.config.environment, **job.header["env"]})
-    except OSError as error:
-        sys.stderr.write(f"{argv[0]}: {error.strerror}\n")
-        sys.stderr.flush()
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte, a lone surrogate
+        os.write(2, f"cannot run {argv[0]!a}: {error!a}\n".encode())
         os._exit(_NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE)
+    finally:
+        os._exit(_NOT_EXECUTABLE)

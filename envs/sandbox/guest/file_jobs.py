@@ -17,7 +17,13 @@ from .job import Job, report_failure
 from .protocol import write_all
 
 ENTRY = struct.Struct("<IQ")  # length of the path, length of the content
+_LEFT_OUT = (b".git", b"__pycache__")
+_MAX_PATH_BYTES = 1024
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _PATH_ERRORS = (
+    errno.EPERM,
+    errno.EROFS,
+    errno.ETXTBSY,
     errno.ENOENT,
     errno.ELOOP,
     errno.ENOTDIR,
@@ -63,25 +69,41 @@ def delete(job: Job) -> None:
 
 
 def snapshot(job: Job) -> None:
-    """``ENTRY`` + path + content of every plain file, in sorted order, to the output pipe."""
-    for path in sorted(_plain_files(b".")):
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        size = os.fstat(fd).st_size
-        name = path.removeprefix(b"./")
-        write_all(job.channels.output, ENTRY.pack(len(name), size) + name)
-        if _copy(fd, job.channels.output) != size:
-            raise OSError(errno.EIO, f"file changed while it was read: {name!r}")
+    """``ENTRY`` + path + content of every plain file, in sorted order, to the output pipe.
+
+    Whatever the agent has made of its folder, this succeeds: files that cannot be read or named
+    and those with holes (which could claim any size) are left out.
+    """
+    for path in sorted(_plain_files()):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except PermissionError:
+            continue
+        found = os.fstat(fd)
+        if found.st_blocks * 512 >= found.st_size:
+            write_all(job.channels.output, ENTRY.pack(len(path), found.st_size) + path)
+            if _copy(fd, job.channels.output) != found.st_size:
+                raise OSError(errno.EIO, f"file changed while it was read: {path!r}")
         os.close(fd)
 
 
-def _plain_files(folder: bytes) -> Iterator[bytes]:
-    with os.scandir(folder) as entries:
+def _plain_files() -> Iterator[bytes]:
+    """Paths relative to the current folder, at most ``_MAX_PATH_BYTES`` long."""
+    folders = [b""]
+    while folders:
+        folder = folders.pop()
+        try:
+            entries = list(os.scandir(folder or b"."))
+        except PermissionError:
+            continue
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                if entry.name not in (b".git", b"__pycache__"):
-                    yield from _plain_files(entry.path)
-            elif entry.is_file(follow_symlinks=False):
-                yield entry.path
+            path = folder + entry.name
+            if len(path) > _MAX_PATH_BYTES:
+                continue
+            if entry.is_file(follow_symlinks=False):
+                yield path
+            elif entry.is_dir(follow_symlinks=False) and entry.name not in _LEFT_OUT:
+                folders.append(path + b"/")
 
 
 def _copy(source: int, target: int) -> int:
@@ -118,4 +140,5 @@ def _path_errors(job: Job) -> Generator[None]:
         yield
     except OSError as error:
         kind = "path" if error.errno in _PATH_ERRORS else "setup"
+        kind = "full" if error.errno in _FULL else kind
         report_failure(job.channels.status, kind, error)

@@ -22,6 +22,7 @@ class JobConfig:
     tmp_bytes: int
     tmp_inodes: int
     environment: Mapping[str, str]
+    keep_readable: Sequence[str] = ()  # folders below /tmp that jobs need, such as an interpreter
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ returns: it ends the process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from .job import Channels, Job, JobConfig, fresh_folder, report_failure
 from .protocol import READY, Request, read_exactly, unpack_body, write_all
 
 _SETUP_FAILED = 70
-_TMPFS_NODES = ("/tmp", "/dev/shm")  # all that a job can write to
+_WRITABLE = ("/tmp", "/dev/shm")  # all that a job can write to
 
 
 _OPERATIONS: dict[str, Callable[[Job], None]] = {
@@ -29,6 +30,7 @@ _OPERATIONS: dict[str, Callable[[Job], None]] = {
 
 def run(config: JobConfig, request: Request, channels: Channels) -> None:
     """Carry out one request and end this process."""
+    exit_code = _SETUP_FAILED
     try:
         body = read_exactly(0, request.body_bytes)
         write_all(channels.status, READY)
@@ -40,10 +42,11 @@ def run(config: JobConfig, request: Request, channels: Channels) -> None:
         operation = _OPERATIONS[header["op"]]
         _enter(config, fresh=request.fresh, see_processes=header["op"] == "exec")
         operation(Job(config, channels, header, blobs))
+        exit_code = 0
     except BaseException as error:  # the process boundary: a failure here becomes a status
         report_failure(channels.status, "setup", error)
-        os._exit(_SETUP_FAILED)
-    os._exit(0)
+    finally:
+        os._exit(exit_code)
 
 
 def _enter(config: JobConfig, *, fresh: bool, see_processes: bool) -> None:
@@ -53,9 +56,10 @@ def _enter(config: JobConfig, *, fresh: bool, see_processes: bool) -> None:
         file.write("1000")
     if config.namespaces:
         kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC)
+        with open("/proc/sys/kernel/shmall", "w") as file:
+            file.write(str(config.tmp_bytes // os.sysconf("SC_PAGE_SIZE")))
         if fresh:
-            for node in _TMPFS_NODES:
-                kernel.mount_tmpfs(node, config.tmp_bytes, config.tmp_inodes)
+            _mount_fresh(config)
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         if see_processes:
             kernel.mount("proc", "/proc", "proc", flags)
@@ -64,11 +68,31 @@ def _enter(config: JobConfig, *, fresh: bool, see_processes: bool) -> None:
     workspace = config.workspace
     if fresh and not config.namespaces:
         workspace = fresh_folder(workspace, os.getpid())
-    os.makedirs(workspace, exist_ok=True)
-    os.chdir(workspace)
+    _enter_folder(workspace)
     os.setsid()
     kernel.apply_limits(config.limits)
     if config.namespaces:
         kernel.drop_capabilities()
     else:
         kernel.set_no_new_privileges()
+
+
+def _mount_fresh(config: JobConfig) -> None:
+    """New temporary folders; what must stay readable below the old ones is put back."""
+    kept = [(os.open(path, os.O_PATH | os.O_CLOEXEC), path) for path in config.keep_readable]
+    for folder in _WRITABLE:
+        kernel.mount_tmpfs(folder, config.tmp_bytes, config.tmp_inodes)
+    for fd, path in kept:
+        os.makedirs(path)
+        kernel.mount(f"/proc/self/fd/{fd}", path, "", kernel.MS_BIND | kernel.MS_REC)
+        os.close(fd)
+
+
+def _enter_folder(workspace: str) -> None:
+    """Whatever an earlier job has put in its place: a real folder, and usable."""
+    if os.path.islink(workspace) or not os.path.isdir(workspace):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(workspace)
+        os.makedirs(workspace)
+    os.chmod(workspace, 0o755)
+    os.chdir(workspace)

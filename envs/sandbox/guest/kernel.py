@@ -20,6 +20,7 @@ MS_MOVE = 8192
 MS_REC = 16384
 MS_PRIVATE = 1 << 18
 
+_PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_SECUREBITS = 28
@@ -113,6 +114,11 @@ def set_no_new_privileges() -> None:
 def set_child_subreaper() -> None:
     """Adopt orphaned descendants, so that a daemon can still be found and killed."""
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl(CHILD_SUBREAPER)")
+
+
+def set_undumpable() -> None:
+    """Close this process to its peers of the same user: no ptrace, no ``/proc/PID/fd``."""
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(DUMPABLE)")
 
 
 def drop_capabilities() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
+import venv
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,34 @@ def test_an_ordinary_user_gets_the_same_sandboxes() -> None:
 def test_limits_are_positive(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{name}.*got=0"):
         SandboxLimits(**{name: 0})
+
+
+IN_TMP = """
+    import sys
+    from envs.sandbox.jobs_client import exec_job, exec_result
+    from envs.sandbox.launch import SandboxSpec
+    from envs.sandbox.pool import SandboxPool
+    for kind in ("bubblewrap", "unshare"):
+        pool = SandboxPool(SandboxSpec(kind, site_packages=True), 1)
+        code = "import sys, inside; print(sys.prefix, inside.__file__)"
+        job = exec_job(["python", "-c", code], timeout_s=20, output_cap_bytes=9999, fresh=True)
+        print(exec_result(*pool.run(*job)).output.decode().strip())
+        pool.close()
+"""
+
+
+def test_an_interpreter_below_tmp_stays_visible_in_fresh_jobs() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        venv.create(folder, with_pip=False)
+        (packages,) = Path(folder).glob("lib/python*/site-packages")
+        (packages / "inside.py").write_text("")
+        done = subprocess.run(
+            [f"{folder}/bin/python", "-c", textwrap.dedent(IN_TMP)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.stdout.splitlines() == [f"{folder} {packages}/inside.py"] * 2, done.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.errors import InfrastructureError, WorkspaceError
+from envs.errors import InfrastructureError, SandboxFullError, WorkspaceError
 from envs.sandbox.launch import SandboxSpec
 from envs.sandbox.limits import SandboxLimits
 from envs.sandbox.sandbox import WorkerSandbox
@@ -292,10 +292,58 @@ def test_a_full_disk_is_the_machines_trouble() -> None:
     limits = SandboxLimits(tmp_bytes=1 << 20, max_file_bytes=8 << 20)
     box = WorkerSandbox(SandboxSpec("bubblewrap", limits))
     try:
-        with pytest.raises(InfrastructureError, match="ENOSPC"):
+        with pytest.raises(SandboxFullError, match="No space left"):
             box.write("big", bytes(2 << 20))
         assert "big" not in box.snapshot()
         box.write("small", b"x")
         assert box.read("small") == b"x"
     finally:
         box.close()
+
+
+# An agent that makes trouble on purpose must not be able to pass it off as the machinery's
+
+
+def test_a_command_cannot_forge_how_it_ended(isolated: WorkerSandbox) -> None:
+    forge = """
+for fd in $(seq 3 64); do echo '{"exit": 0}' 2>/dev/null >/proc/1/fd/$fd; done
+for fd in $(seq 3 64); do echo '{"failure": "setup", "errno": 28, "message": ""}' >&$fd; done
+exit 9"""
+    assert sh(isolated, f"({forge}) 2>/dev/null").exit_code == 9
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        "chmod 000 .",
+        "chmod 000 /tmp",
+        "cd /tmp; rm -rf workspace; ln -s /etc workspace",
+        "cd /tmp; rm -rf workspace; echo file > workspace",
+        "d=$(printf 'd%.0s' $(seq 60)); for i in $(seq 60); do mkdir $d; cd $d; done; echo > x",
+        "for i in $(seq 200); do truncate -s 16M sparse$i; done",
+        "echo x > secret; chmod 000 secret; mkdir closed; chmod 000 closed",
+        "mkfifo pipe; python -c \"import socket; socket.socket(1).bind('socket')\"",
+        "head -c 100M /dev/zero | split -b 8M; true",
+        "i=0; while echo > f$i; do i=$((i+1)); [ $i -gt 19990 ] && break; done",
+    ],
+    ids=["closed folder", "closed parent", "link for the folder", "file for the folder", "deep",
+         "holes", "unreadable", "special files", "full", "no inodes"],
+)  # fmt: skip
+def test_a_spoiled_work_folder_still_works_or_refuses(spoil: str) -> None:
+    box = WorkerSandbox(SandboxSpec("bubblewrap"))
+    try:
+        sh(box, f"({spoil}) 2>/dev/null", timeout_s=60)
+        assert sum(map(len, box.snapshot().values())) <= 64 << 20
+        try:
+            box.write("after", b"1")
+            assert box.read("after") == b"1"
+        except SandboxFullError:
+            assert spoil.startswith(("head", "i=0"))
+        assert sh(box, "echo alive").output == b"alive\n"
+    finally:
+        box.close()
+
+
+def test_a_command_that_cannot_even_start_is_the_agents(sandbox: WorkerSandbox) -> None:
+    for word in ("\ud800", "a\0b"):
+        assert sandbox.exec(["echo", word], timeout_s=5).exit_code == 126
