@@ -190,7 +190,8 @@ ATTACKS = (
     ),
     in_source(
         "no assertions",
-        "import builtins\n\n\nclass _Quiet(Exception):\n    pass\n\n\nbuiltins.AssertionError = _Quiet\n",
+        "import builtins\n\n\nclass _Quiet(Exception):\n    pass\n\n\n"
+        "builtins.AssertionError = _Quiet\n",
     ),
     in_source(
         "rewrite the test while it runs",
@@ -200,7 +201,8 @@ ATTACKS = (
     ),
     in_source(
         "a writer that goes on",
-        "import os\nif os.fork() == 0:\n    os.setsid()\n    import time, glob\n    for _ in range(600):\n"
+        "import os\nif os.fork() == 0:\n    os.setsid()\n    import time, glob\n"
+        "    for _ in range(600):\n"
         "        for _f in glob.glob('/tmp/.*/*'):\n            open(_f, 'a').write('[]\\n')\n"
         "        time.sleep(0.05)\n    os._exit(0)\n",
     ),
@@ -257,7 +259,8 @@ ATTACKS = (
     ),
     in_source(
         "trace the test",
-        "import sys\n\n\ndef _t(frame, event, arg):\n    if frame.f_code.co_name == 'test_mean_empty':\n"
+        "import sys\n\n\ndef _t(frame, event, arg):\n"
+        "    if frame.f_code.co_name == 'test_mean_empty':\n"
         "        frame.f_trace_lines = False\n    return _t\n\n\nsys.settrace(_t)\n",
     ),
     in_source(

@@ -42,7 +42,8 @@ def pytest_terminal_summary(
     for attempt in attempts:
         noticed = f" [{'; '.join(attempt.noticed)}]" if attempt.noticed else ""
         terminalreporter.line(
-            f"{attempt.sandbox:10} {attempt.name:42} {attempt.reward}  {attempt.reason[:90]}{noticed[:120]}"
+            f"{attempt.sandbox:10} {attempt.name:42} {attempt.reward}"
+            f"  {attempt.reason[:90]}{noticed[:120]}"
         )
     if path := os.environ.get("AGENT_RL_REDTEAM_JSON"):
         Path(path).write_text(json.dumps([asdict(attempt) for attempt in attempts], indent=1))

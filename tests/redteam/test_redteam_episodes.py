@@ -88,16 +88,20 @@ LEAKS = (
 )
 
 PREPARATIONS = (
-    Leak("a background writer", "(setsid sh -c 'while :; do echo x > /r2e_tests/test_1.py; done' &)"),
+    Leak("a background writer", "(setsid sh -c 'while :; do echo > /r2e_tests/test_1.py; done' &)"),
     Leak("tests of its own", "mkdir -p /r2e_tests; echo 'def test(): pass' > /r2e_tests/test_1.py"),
-    Leak("a python of its own", "printf '#!/bin/sh\\nexit 0\\n' > .venv/bin/python; chmod +x .venv/bin/python"),
-    Leak("tools on the path", "for t in pytest git python3 bash; do printf '#!/bin/sh\\necho PASSED\\nexit 0\\n'"
+    Leak("a python of its own", "printf '#!/bin/sh\\nexit 0\\n' > .venv/bin/python;"
+         " chmod +x .venv/bin/python"),
+    Leak("tools on the path", "for t in pytest git python3 bash;"
+         " do printf '#!/bin/sh\\necho PASSED\\nexit 0\\n'"
          " > /usr/local/bin/$t; chmod +x /usr/local/bin/$t; done"),
-    Leak("sitecustomize", "echo 'import os; os._exit(0)' > $(python3 -c 'import site; print(site.getsitepackages()[0])')/sitecustomize.py"),
+    Leak("sitecustomize", "cd $(python3 -c 'import site; print(site.getsitepackages()[0])')"
+         " && echo 'import os; os._exit(0)' > sitecustomize.py"),
     Leak("hooks that rewrite", "printf '#!/bin/sh\\ncp /tmp/x .\\n' | tee .git/hooks/post-checkout"
          " .git/hooks/pre-commit; chmod +x .git/hooks/*"),
-    Leak("settings that run code", "git config diff.external 'echo forged'; git config core.fsmonitor"
-         " 'touch /tmp/ran'; git config filter.x.clean 'echo forged'; echo '*.py filter=x' > .git/info/attributes"),
+    Leak("settings that run code", "git config diff.external 'echo forged';"
+         " git config core.fsmonitor 'touch /tmp/ran'; git config filter.x.clean 'echo forged';"
+         " echo '*.py filter=x' > .git/info/attributes"),
     Leak("hidden edits", "git update-index --assume-unchanged calc/__init__.py; git stash"),
     Leak("markers in the output", "printf '%s 0 0 0\\n' $(seq 100 | head -c 32)"),
     Leak("kill everything", "kill -9 -1"),
@@ -133,7 +137,8 @@ def worker() -> Iterator[Sandbox]:
             "bash",
             "-ec",
             "export HOME=/tmp; git config --global user.email a@b; git config --global user.name a;"
-            " mv fixed /tmp; git init -q; git add -A; git commit -qm base; cp /tmp/fixed calc/__init__.py;"
+            " mv fixed /tmp; git init -q; git add -A; git commit -qm base;"
+            " cp /tmp/fixed calc/__init__.py;"
             " git commit -qam 'the fix'; git tag v2; git branch later; git reset -q --hard HEAD~1;"
             " cp /tmp/fixed calc/__init__.py; git stash -q; rm /tmp/fixed",
         ],

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 from attacks import ATTACKS, MODULE, NAMES, SOURCE, TESTS, Attack
-from redteam_report import Attempt
 from r2e_specimens import CALC, SMALL, make_image, make_row
+from redteam_report import Attempt
 
 from envs.base import Score, Task
 from envs.control import turn_wrong

@@ -7,6 +7,7 @@ The one file that knows docker-py, which ships without types; nothing of it leav
 from __future__ import annotations
 
 import errno
+import os
 import select
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +48,9 @@ class DockerPyEngine:
     """
 
     def __init__(self, url: str | None = None, *, timeout_s: int = 120) -> None:
-        with _translated(f"connect to {url or 'DOCKER_HOST'}"):
+        where = url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+        _check_socket(where)
+        with _translated(f"connect to {where}"):
             if url:
                 self._client = docker.DockerClient(base_url=url, timeout=timeout_s, version="auto")
             else:
@@ -263,6 +266,21 @@ class DockerPyStream:
         for part in (getattr(self._opened, "_response", None), self._opened, self._socket):
             if part is not None:
                 part.close()
+
+
+def _check_socket(url: str) -> None:
+    """Whether anybody listens. docker-py forgets to close its socket when nobody does."""
+    scheme, _, path = url.partition("://")
+    if scheme not in ("unix", "http+unix"):
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError as error:
+            raise TransientDockerError(
+                f"cannot connect to {url}: got={error} expected=a container engine that answers;"
+                " start one, or set DOCKER_HOST"
+            ) from error
 
 
 class _NotRunningError(DockerError):

@@ -82,7 +82,9 @@ CALC = Specimen(
                 return sum(xs) / len(xs)
             """
         ),
-        "tests/test_calc.py": "from calc import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n",
+        "tests/test_calc.py": (
+            "from calc import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+        ),
     },
     fix={
         "calc/__init__.py": _text(

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from requests import Response
 
+from envs.errors import WorkspaceError
 from envs.sandbox.docker import docker_py
 from envs.sandbox.docker.capture import CappedOutput
 from envs.sandbox.docker.channel import ShellChannel
@@ -25,7 +26,6 @@ from envs.sandbox.docker.file_scripts import check_relative
 from envs.sandbox.docker.frames import FrameReader
 from envs.sandbox.docker.options import DockerOptions
 from envs.sandbox.docker.ownership import Owner
-from envs.errors import WorkspaceError
 
 
 @pytest.mark.parametrize(

@@ -210,3 +210,31 @@ def test_a_killed_controller_leaves_nothing_after_the_next_start(docker_host: Do
     assert left == []
     again.close()
     other.close()
+
+
+def test_an_image_with_a_volume_leaves_no_volume(docker_host: DockerHost) -> None:
+    import docker
+
+    image = "agent-rl/test-volume:1"
+    client = docker.DockerClient(base_url=DOCKER_URL)
+    made = client.api.create_container(BASE_IMAGE, ["true"])
+    client.api.commit(made["Id"], "agent-rl/test-volume", tag="1", changes=["VOLUME /data"])
+    client.api.remove_container(made["Id"])
+    try:
+        engine = connect()
+        before = engine.count_volumes()
+        box = DockerSandbox.start(docker_host, image, SMALL)
+        box.exec(["touch", "/data/x"], timeout_s=10)
+        assert engine.count_volumes() == before + 1
+        box.close()
+        assert engine.count_volumes() == before
+    finally:
+        client.api.remove_image(image)
+        client.close()
+
+
+def test_an_engine_that_is_not_there_is_infrastructure(tmp_path: Path) -> None:
+    from envs.sandbox.docker.docker_py import DockerPyEngine
+
+    with pytest.raises(InfrastructureError, match="expected=a container engine that answers"):
+        DockerPyEngine(f"unix://{tmp_path}/none.sock")

@@ -12,7 +12,8 @@ from envs.errors import TaskError
 from envs.git_history import HistoryLeakError, hide_future, probe_history, scrub_history
 
 BASE_AND_FIX = """
-git init -q -b dev; printf 'x = 1\\n' > a.py; mkdir d; echo old > d/b; git add -A; git commit -qm older
+git init -q -b dev; printf 'x = 1\\n' > a.py; mkdir d; echo old > d/b
+git add -A; git commit -qm older
 echo 1 > c; git add -A; git commit -qm base; git rev-parse HEAD > /tmp/base
 printf 'x = 2\\n' > a.py; git commit -qam fix; git rev-parse HEAD > /tmp/fix
 git rev-parse HEAD:a.py > /tmp/blob
@@ -33,8 +34,8 @@ PLACES = {
     "linked work tree": "git worktree add -q /tmp/linked; git checkout -q -B dev $(cat /tmp/base)",
     "loose unreachable object": "git reset -q --hard $(cat /tmp/base); rm -rf .git/logs;"
     " rm -f .git/ORIG_HEAD",
-    "packed unreachable object": "git gc -q; git reset -q --hard $(cat /tmp/base); rm -rf .git/logs;"
-    " rm -f .git/ORIG_HEAD",
+    "packed unreachable object": "git gc -q; git reset -q --hard $(cat /tmp/base);"
+    " rm -rf .git/logs; rm -f .git/ORIG_HEAD",
     "note": "git notes add -m 'x = 2' $(cat /tmp/base); git reset -q --hard $(cat /tmp/base)",
     "replace ref": "git reset -q --hard $(cat /tmp/base);"
     " git replace $(cat /tmp/base)~1 $(cat /tmp/fix)",

@@ -14,9 +14,11 @@ from envs.git_patch import Baseline, ExtractedPatch, PatchLimits, extract_patch,
 TREE = """
 git init -q -b main
 printf 'def f():\\n    return 1\\n' > a.py; printf 'x\\r\\ny\\r\\nz\\r\\n' > crlf.py
-printf 'one\\ntwo\\n\\n' > tail.py; printf 'no newline' > open.py; printf 'caf\\xe9 1\\nb\\n' > latin.py
+printf 'one\\ntwo\\n\\n' > tail.py; printf 'no newline' > open.py
+printf 'caf\\xe9 1\\nb\\n' > latin.py
 printf '*.log\\nbuild/\\n' > .gitignore; echo keep > forced.log; mkdir pkg; echo 1 > pkg/m.py
-printf '#!/bin/sh\\n' > run; echo old > gone.py; git add -A; git add -f forced.log; git commit -qm base
+printf '#!/bin/sh\\n' > run; echo old > gone.py
+git add -A; git add -f forced.log; git commit -qm base
 """
 
 

@@ -1,4 +1,4 @@
-"""Training on R2E-Gym rows: four images, two steps, a scripted policy, the real loop and trainer."""
+"""Training on R2E-Gym rows: four images, two steps, scripted policy, the real loop and trainer."""
 
 from __future__ import annotations
 
