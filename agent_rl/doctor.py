@@ -119,10 +119,18 @@ def _world_size(config: RunConfig) -> Iterator[Check]:
         yield Check("trainer processes", "ok", f"a multiple of {processes}")
 
 
+def _servers(config: RunConfig) -> Iterator[Check]:
+    from agent_rl.engines.server_doctor import check_servers
+
+    for found in check_servers(config):
+        yield Check(found.name, found.verdict, found.detail, found.advice)
+
+
 CONFIG_CHECKS: tuple[Callable[[RunConfig], Iterator[Check]], ...] = (
     _chosen_sandbox,
     _run_root,
     _world_size,
+    _servers,
 )
 
 
