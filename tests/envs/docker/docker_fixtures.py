@@ -13,6 +13,7 @@ from envs.sandbox.docker.errors import DockerError
 from envs.sandbox.docker.host import DockerHost, HostLimits
 
 PRIVATE_SOCKET = "unix:///opt/agent-rl-docker/docker.sock"
+LIMITS = HostLimits(disk_floor_bytes=1 << 30)
 DOCKER_URL = os.environ.get("DOCKER_HOST", PRIVATE_SOCKET)
 
 
@@ -25,7 +26,7 @@ def connect() -> DockerPyEngine:
 
 @pytest.fixture(scope="session")
 def docker_host() -> Iterator[DockerHost]:
-    host = DockerHost(connect(), run_id="tests", limits=HostLimits(disk_floor_bytes=1 << 30))
+    host = DockerHost(connect(), run_id="tests", limits=LIMITS)
     host.clean_up()
     assert host.engine.find_image(BASE_IMAGE), "make it by scripts/docker/base_image.sh"
     yield host

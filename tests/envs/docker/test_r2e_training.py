@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from docker_fixtures import LIMITS, connect
 from r2e_specimens import SMALL, SPECIMENS, Specimen, make_image, make_row
 
 from agent_rl.config import (
@@ -25,11 +26,9 @@ from agent_rl.engines.scripted import ScriptedGenerator
 from agent_rl.loop import LoopParts, train_steps
 from agent_rl.rollout.group import GroupCollector
 from agent_rl.types import GenerateRequest, Group, Status, TokenIds, Trajectory
-from envs.actions import R2E_TOOLS, R2EXml, ToolCall
-from envs.base import Task
-from envs.images.env import ImageEnv, ImageEnvParts
+from envs.actions import R2EXml, ToolCall
+from envs.images.environments import ImageEnvironments, ImageSettings
 from envs.images.grading import ImageGrader
-from envs.images.prepare import ImagePreparer
 from envs.images.task import ImageTask
 from envs.images.validation import ValidationCache
 from envs.sandbox.docker.host import DockerHost
@@ -133,29 +132,18 @@ CONFIG = RunConfig(
 def test_two_steps_on_four_images(docker_host: DockerHost, policy: Path, tmp_path: Path) -> None:
     from agent_rl.trainer.megatron import MegatronTrainer
 
-    grader = ImageGrader(docker_host, SMALL)
-    cache = ValidationCache(tmp_path / "validated")
-    tasks: list[ImageTask] = []
-    validations = {}
-    for specimen in SPECIMENS:
-        task = make_task(make_row(specimen, *make_image(docker_host, specimen)))
-        image = docker_host.engine.find_image(task.image)
-        assert image is not None
-        tasks.append(task)
-        validations[task.task_id] = cache.check(task, grader, image.image_id)
-    parts = ImageEnvParts(
-        docker_host, SMALL, ImagePreparer(docker_host, SMALL), grader, R2EXml(), R2E_TOOLS
+    rows = [make_row(s, *make_image(docker_host, s)) for s in SPECIMENS]
+    settings = ImageSettings(
+        run_id="training", validations=tmp_path / "validated", options=SMALL, host_limits=LIMITS
     )
-
-    def make_env(task: Task) -> ImageEnv:
-        assert isinstance(task, ImageTask)
-        return ImageEnv(task, parts, validations[task.task_id])
-
+    before = containers(docker_host)
+    environments = ImageEnvironments(connect(), settings)
+    checked = environments.check([make_task(row) for row in rows])
+    assert checked.refused == ()
     engine = ScriptedGenerator(script)
     routing = RoutingCache(engine.row_layout)
     trainer = MegatronTrainer(CONFIG, policy)
     keep = Keep()
-    before = containers(docker_host)
     with ThreadPoolExecutor(2) as executor:
         collect = GroupCollector(
             generator=engine,
@@ -164,12 +152,15 @@ def test_two_steps_on_four_images(docker_host: DockerHost, policy: Path, tmp_pat
             agent=CONFIG.agent,
             rollout=CONFIG.rollout,
             group_size=len(ROLES),
-            make_env=make_env,
+            make_env=environments.make,
             executor=executor,
         )
-        loop = LoopParts(CONFIG, Curriculum(tasks, 2, 0), collect, engine, trainer, routing)
+        loop = LoopParts(
+            CONFIG, Curriculum(checked.usable, 2, 0), collect, engine, trainer, routing
+        )
         asyncio.run(train_steps(loop, keep, first_step=1))
     trainer.close()
+    environments.close()
     check_groups(keep.groups)
     assert [m["time_step_s"] > 0 for m in keep.metrics] == [True, True]
     assert engine.weight_version == 2

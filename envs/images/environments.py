@@ -1,0 +1,120 @@
+"""Everything that image tasks of one run share, from settings to environments."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from envs.actions import FORMATS, TOOL_SETS
+from envs.base import Task
+from envs.errors import TaskError
+from envs.images.env import ImageEnv, ImageEnvParts
+from envs.images.grading import GradingPolicy, ImageGrader, Validation
+from envs.images.prepare import ImagePreparer
+from envs.images.task import ImageTask
+from envs.images.tools import ToolSettings
+from envs.images.validation import ValidationCache
+from envs.sandbox.docker.engine import Engine
+from envs.sandbox.docker.host import DockerHost, HostLimits
+from envs.sandbox.docker.options import DockerOptions
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """How image tasks are run. ``action_format`` and ``tool_set`` are keys of ``envs.actions``."""
+
+    run_id: str
+    validations: Path  # folder of remembered verdicts, shared by runs
+    action_format: str = "r2e_xml"
+    tool_set: str = "r2e"
+    options: DockerOptions = field(default_factory=DockerOptions)
+    host_limits: HostLimits = field(default_factory=HostLimits)
+    policy: GradingPolicy = field(default_factory=GradingPolicy)
+    tool_settings: ToolSettings = field(default_factory=ToolSettings)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Tasks that may be used, and why the others may not."""
+
+    usable: tuple[ImageTask, ...]
+    refused: tuple[tuple[str, str], ...]  # task id, reason
+
+
+class ImageEnvironments:
+    """Makes environments; owns the host and its containers.
+
+    Example:
+        >>> shared = ImageEnvironments(DockerPyEngine(), ImageSettings("run-7", Path("validated")))
+        >>> tasks = shared.check(load_tasks("rows.jsonl")).usable
+        >>> env = shared.make(tasks[0])
+    """
+
+    def __init__(self, engine: Engine, settings: ImageSettings) -> None:
+        """Removes what an earlier, killed process of the same run left. Raises DockerErrors."""
+        self._host = DockerHost(engine, settings.run_id, settings.host_limits)
+        removed = self._host.clean_up()
+        if removed:
+            log.warning("removed %d containers that a killed process left behind", len(removed))
+        self._cache = ValidationCache(settings.validations)
+        self._validations: dict[str, Validation] = {}
+        self._grader = ImageGrader(self._host, settings.options, settings.policy)
+        self._parts = ImageEnvParts(
+            self._host,
+            settings.options,
+            ImagePreparer(self._host, settings.options),
+            self._grader,
+            FORMATS[settings.action_format](),
+            TOOL_SETS[settings.tool_set],
+            settings.tool_settings,
+        )
+
+    def check(
+        self,
+        tasks: Sequence[ImageTask],
+        *,
+        num_workers: int = 2,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Checked:
+        """Have every image here, prepare it and validate its task; verdicts are remembered.
+
+        Raises DockerErrors: an image that cannot be had stops the run before it starts.
+        """
+        images = self._host.prepare_images(task.image for task in tasks)
+        reasons: list[str] = []
+        with ThreadPoolExecutor(num_workers) as pool:
+            futures = [
+                pool.submit(self._check_one, task, images[task.image].image_id) for task in tasks
+            ]
+            for future in futures:
+                reasons.append(future.result())
+                on_progress(len(reasons), len(tasks))
+        pairs = list(zip(tasks, reasons, strict=True))
+        return Checked(
+            tuple(task for task, reason in pairs if not reason),
+            tuple((task.task_id, reason) for task, reason in pairs if reason),
+        )
+
+    def _check_one(self, task: ImageTask, image_id: str) -> str:
+        """Empty for a task that may be used, else why not."""
+        try:
+            self._parts.preparer.prepare(task)
+            self._validations[task.task_id] = self._cache.check(task, self._grader, image_id)
+        except TaskError as error:
+            return str(error)
+        return ""
+
+    def make(self, task: Task) -> ImageEnv:
+        """An unstarted environment; does not block. Raises TaskError for other kinds of tasks."""
+        if not isinstance(task, ImageTask):
+            raise TaskError(f"task {task.task_id} is not in an image: expected=an ImageTask")
+        return ImageEnv(task, self._parts, self._validations.get(task.task_id))
+
+    def close(self) -> None:
+        """Remove every container of this object. Raises DockerError naming those that stay."""
+        self._host.close()
