@@ -20,7 +20,7 @@ from agent_rl.rollout.chat import CompactRenderer
 from agent_rl.types import Completion, GenerateRequest, SamplingParams, Status, Trajectory
 from envs.base import Observation, Score
 from envs.errors import InfrastructureError
-from routing_cache import RoutingCache
+from routing_cache import RoutingCache, RowsLease
 
 TOKENIZER = words_tokenizer()
 RENDERER = CompactRenderer(TOKENIZER, max_observation_tokens=16)
@@ -302,3 +302,18 @@ def test_a_weight_version_is_recorded_for_each_turn() -> None:
     assert t.weight_versions == (7,)
     assert t.routed_experts is not None
     assert t.routed_experts.weight_versions == (7,)
+
+
+def test_rows_know_whether_they_were_prefilled_or_decoded() -> None:
+    generator = ScriptedGenerator(says(TOKENIZER, "replace 1 a", "submit"))
+    t = rollout(ScriptedEnv(), generator, cache=RoutingCache(generator.row_layout))
+    assert isinstance(t.routed_experts, RowsLease)
+    kinds = np.empty(len(t.token_ids) - 1, dtype="U7")
+    for segment in t.routed_experts.segments:
+        assert segment.provenance.engine == "scripted"
+        kinds[segment.start : segment.stop] = segment.provenance.kind
+    for turn in t.turns:  # the last sampled token is fed with the observation behind it
+        assert set(kinds[turn.prompt_end : turn.completion_end - 1]) <= {"decode"}
+        assert kinds[turn.prompt_end - 1] == "prefill"
+        if turn is not t.turns[-1]:
+            assert kinds[turn.completion_end - 1] == "prefill"
