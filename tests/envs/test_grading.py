@@ -177,7 +177,7 @@ def test_generated_repair_tasks_are_sound(case_runner: CaseRunner) -> None:
 
 def test_a_patch_that_would_fill_the_grading_sandbox_is_a_graded_zero() -> None:
     task = affine_task()
-    large = {f"f{i}.txt": b"x" * 60 + b"\n" * 30_000 for i in range(80)}
+    large = {f"f{i}.txt": b"x" * 1_000_000 + b"\n" for i in range(3)}
     many = {f"f{i}.txt": b"x\n" for i in range(2001)}
     deep = {"/".join(["d"] * 400) + f"/{i}/" + "e/" * 50 + "f": b"x\n" for i in range(40)}
     for added in (large, many, deep):

@@ -118,7 +118,7 @@ def _stop_reason(control_fd: int, events: int) -> Waited:
 
 
 def drain(streams: dict[int, BoundedBuffer]) -> None:
-    """Read what is left in the pipes; every writer is dead by now, so this ends."""
+    """Read what is waiting in the pipes, without blocking."""
     for fd, buffer in streams.items():
         while _read_once(fd, buffer):
             pass

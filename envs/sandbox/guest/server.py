@@ -108,7 +108,7 @@ def _mask_host_folders(config: ServerConfig) -> None:
 
 
 def _run(config: JobConfig, request: Request) -> bool:
-    """One job, answered; False when the host has gone or the pipe is out of step."""
+    """One job, answered exactly once; False when the host has gone or the pipe is out of step."""
     started = time.monotonic()
     pipes = {name: os.pipe() for name in ("output", "status", "report")}
     pid = _fork(config, request, {name: pair[1] for name, pair in pipes.items()})
@@ -143,15 +143,15 @@ def _run(config: JobConfig, request: Request) -> bool:
         wall_s=request.wall_s,
         cpu_s=request.cpu_s,
     )
+    exit_code = 0
+    if not waited.output_ended:
+        exit_code = _end(config, pid)
+    relay.drain(buffers)  # the output may have ended in the same moment as the status was written
     in_step = not waited.host_gone and buffers[status].kept().startswith(READY)
-    if waited.output_ended and in_step:
-        # Nothing more can come; taking the namespaces down need not keep the host waiting.
-        answer(0)
-    exit_code = _end(config, pid)
-    relay.drain(buffers)
-    in_step = not waited.host_gone and buffers[status].kept().startswith(READY)
-    if in_step and not waited.output_ended:
+    if in_step:
         answer(exit_code)
+    if waited.output_ended:
+        _end(config, pid)  # taking the namespaces down need not keep the host waiting
     for fd in buffers:
         os.close(fd)
     return in_step
