@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from transformers import Qwen3MoeForCausalLM
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from agent_rl.engines.local import LocalEngine
@@ -17,6 +17,30 @@ from agent_rl.types import Completion, Floats, GenerateRequest, Rows, SamplingPa
 
 _T = TypeVar("_T")
 STOP = 7
+MakeFolder = Callable[..., Path]
+
+
+def build_model(seed: int = 0, **changes: object) -> Qwen3MoeForCausalLM:
+    """Large initial weights, so that routing and next tokens are far from uniform."""
+    torch.manual_seed(seed)
+    settings: dict[str, object] = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.3,
+    }
+    config = Qwen3MoeConfig(**(settings | changes))
+    return Qwen3MoeForCausalLM(config).eval().requires_grad_(False)
 
 
 def with_engine(

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import MakeFolder, build_model
-from local_helpers import ask, log_softmax, prompt, reference, with_engine
+from local_helpers import MakeFolder, ask, build_model, log_softmax, prompt, reference, with_engine
 from safetensors.torch import load_file
 
 from agent_rl.engines.local import LocalEngine

@@ -8,8 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import MakeFolder, build_model
-from local_helpers import ask, log_softmax, play, prompt, reference, with_engine
+from local_helpers import (
+    MakeFolder,
+    ask,
+    build_model,
+    log_softmax,
+    play,
+    prompt,
+    reference,
+    with_engine,
+)
 from transformers.integrations.moe import grouped_mm_experts_forward
 
 from agent_rl.engines.local import LocalEngine
