@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_rl.assemble import TASK_SOURCES, Rollout, assemble_rollout
-from agent_rl.config import EngineConfig, RunConfig
+from agent_rl.config import RunConfig
 from agent_rl.engines.recording import RecordingGenerator
 from agent_rl.metrics.mismatch import exact_kl, f_tau, flip_rate, k3, tokens_with_flip
 from agent_rl.trainer.megatron import MegatronTrainer
@@ -58,11 +58,8 @@ async def measure(
     try:
         for dtype in engine_dtypes:
             report(f"rolling out with a {dtype} engine")
-            engine = EngineConfig(
-                dtype="bfloat16" if dtype == "bfloat16" else "float32",
-                max_sessions=config.engine.max_sessions,
-                num_threads=config.engine.num_threads,
-            )
+            precision = "bfloat16" if dtype == "bfloat16" else "float32"
+            engine = replace(config.engine, dtype=precision, capture_routing=True)
             rollout = assemble_rollout(replace(config, engine=engine), policy)
             try:
                 played = await _play(rollout, tasks, min_tokens)

@@ -15,6 +15,7 @@ def check_request(
     vocab_size: int,
     context_length: int,
     captures_routing: bool,
+    gives_full_logprobs: bool,
     where: str,
 ) -> None:
     """Refuse what a server would fail on: an id outside the vocabulary ends SGLang and vLLM.
@@ -50,10 +51,10 @@ def check_request(
             f"{where}: routed_experts_start is outside the prompt: got {start}, "
             f"expected 0..{len(ids)}"
         )
-    if request.return_full_logprobs:
+    if request.return_full_logprobs and not gives_full_logprobs:
         raise EngineError(
-            f"{where}: log-probs over the whole vocabulary are not served over HTTP; use the "
-            "local engine for that study, or HttpEngine.score"
+            f"{where}: log-probs over the whole vocabulary are not served by this engine; use the "
+            "local one for that study, or SGLang with a vocabulary of at most 1,024"
         )
 
 

@@ -156,6 +156,7 @@ class HttpEngine:
             vocab_size=self._vocab_size,
             context_length=self.facts.context_length,
             captures_routing=self.options.capture_routing,
+            gives_full_logprobs=self.server.gives_full_logprobs,
             where=self._where(request),
         )
         await self._gate.wait_open()
@@ -302,6 +303,7 @@ class HttpEngine:
             routed_experts_start=start or 0,
             cached_tokens=reply.cached_tokens,
             engine=self.name,
+            full_logprobs=reply.full_logprobs,
         )
 
     async def _ask(self, request: GenerateRequest) -> ServerReply:

@@ -44,6 +44,7 @@ class ServerReply:
     rows: Rows | None = None  # [R, L, K] canonical, of tokens [rows_start, rows_start + R)
     rows_start: int = 0
     num_row_bytes: int = 0  # as they came over the wire
+    full_logprobs: Floats | None = None  # [N, V] when asked for
 
 
 class InferenceServer(Protocol):
@@ -54,6 +55,11 @@ class InferenceServer(Protocol):
 
     @property
     def url(self) -> str: ...
+
+    @property
+    def gives_full_logprobs(self) -> bool:
+        """Whether ``return_full_logprobs`` can be served."""
+        ...
 
     async def facts(self) -> ServerFacts:
         """Ask the server about itself. Raises ``EngineUnavailableError`` while it is not up."""

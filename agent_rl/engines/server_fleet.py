@@ -255,7 +255,7 @@ def _launch_vllm(spec: FleetSpec, folder: Path, port: int) -> ServerSpec:
 
 
 def _sglang_server(transport: HttpTransport, model: ServedModel) -> InferenceServer:
-    return SGLangServer(transport, model.layout)
+    return SGLangServer(transport, model.layout, model.vocab_size)
 
 
 def _vllm_server(transport: HttpTransport, model: ServedModel) -> InferenceServer:

@@ -27,6 +27,7 @@ from routing_cache.payloads import read_sglang
 
 _BUCKET_BYTES = 256 << 20  # one request body of a weight update, before base64
 _UPDATE_TIMEOUT_S = 1800.0
+_MAX_FULL_VOCAB = 1024
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -35,18 +36,25 @@ class SGLangServer:
 
     Args:
         layout: shape of the model's rows; the server names none, it sends only bytes.
+        vocab_size: of the model. Up to 1,024 entries whole distributions can be asked for: every
+            token is then a "top" token, which would be megabytes a token for a large vocabulary.
     """
 
     engine = "sglang"
 
-    def __init__(self, transport: HttpTransport, layout: RowLayout) -> None:
+    def __init__(self, transport: HttpTransport, layout: RowLayout, vocab_size: int) -> None:
         self.transport = transport
         self._layout = layout
+        self._vocab_size = vocab_size
         self._num_ranks = 1
 
     @property
     def url(self) -> str:
         return self.transport.base_url
+
+    @property
+    def gives_full_logprobs(self) -> bool:
+        return self._vocab_size <= _MAX_FULL_VOCAB
 
     async def facts(self) -> ServerFacts:
         info = _json(await self.transport.get("/server_info", timeout_s=30.0))
@@ -87,6 +95,8 @@ class SGLangServer:
         if request.routed_experts_start is not None:
             body["return_routed_experts"] = True
             body["routed_experts_start_len"] = request.routed_experts_start
+        if request.return_full_logprobs:
+            body["top_logprobs_num"] = self._vocab_size
         return self._read(request, await self.transport.post("/generate", body))
 
     async def score(self, token_ids: TokenIds) -> Floats:
@@ -196,6 +206,7 @@ class SGLangServer:
                 rows=None if rows is None else rows.rows,
                 rows_start=0 if rows is None else rows.start,
                 num_row_bytes=0 if payload is None else len(payload),
+                full_logprobs=self._full(meta) if request.return_full_logprobs else None,
             )
         except RoutingCacheError as error:
             raise EngineReplyError(f"{self.url}/generate: {error}") from error
@@ -203,6 +214,19 @@ class SGLangServer:
             raise EngineReplyError(
                 f"{self.url}/generate: got a reply without {error}; expected SGLang 0.5.x's form"
             ) from error
+
+    def _full(self, meta: dict[str, Any]) -> Floats:
+        """``[N, V]`` from lists of (log-prob, id) pairs in falling order."""
+        positions = meta["output_top_logprobs"]
+        full = np.full((len(positions), self._vocab_size), -np.inf, dtype=np.float32)
+        for row, pairs in zip(full, positions, strict=True):
+            row[[pair[1] for pair in pairs]] = [pair[0] for pair in pairs]
+        if not np.isfinite(full).all():
+            raise EngineReplyError(
+                f"{self.url}/generate: got {int(np.isfinite(full).sum())} log-probs, expected "
+                f"{full.size}: all {self._vocab_size} tokens at {len(positions)} positions"
+            )
+        return full
 
 
 def _json(reply: HttpReply) -> dict[str, Any]:

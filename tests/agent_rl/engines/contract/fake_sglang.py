@@ -140,6 +140,9 @@ class FakeSGLang(httpx.AsyncBaseTransport):
             "weight_version": self.version,
             "weight_versions": [{"version": self.version, "start": 0, "end": len(sampled)}],
         }
+        if "top_logprobs_num" in body:
+            order = self._rng.permutation(VOCAB_SIZE).tolist()
+            meta["output_top_logprobs"] = [[[-0.5 * t, t, None] for t in order] for _ in sampled]
         if body.get("return_routed_experts"):
             rows = true_rows(whole, self.weights)[body["routed_experts_start_len"] : -1]
             meta["routed_experts"] = encode(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ ROUTED = RoutedOptions(revive_every_s=0.01, revive_timeout_s=5.0, min_warm_token
 
 
 async def connect(fake: FakeSGLang, name: str = "e", **options: object) -> HttpEngine:
-    server = SGLangServer(HttpTransport(f"http://{name}", FAST, fake), LAYOUT)
+    server = SGLangServer(HttpTransport(f"http://{name}", FAST, fake), LAYOUT, VOCAB_SIZE)
     engine_options = EngineOptions(name=name, drain_timeout_s=0.5, **options)
     return await HttpEngine.connect(server, LAYOUT, engine_options, vocab_size=VOCAB_SIZE)
 
@@ -172,7 +173,22 @@ def test_a_dropped_connection_is_asked_again_and_a_late_answer_is_not() -> None:
     run(scenario)
 
 
-def test_retractions_and_mixed_versions_are_counted() -> None:
+def test_whole_distributions_come_in_token_order_or_are_refused() -> None:
+    async def scenario() -> None:
+        fake = FakeSGLang()
+        engine = await connect(fake)
+        request = replace(ask(ids(9)), return_full_logprobs=True)
+        completion = await engine.generate(request)
+        expected = np.tile(-0.5 * np.arange(VOCAB_SIZE, dtype=np.float32), (6, 1))
+        np.testing.assert_array_equal(completion.full_logprobs, expected)
+        fake.faults = [change_meta(output_top_logprobs=[[[-1.0, 3, None]]] * 6)]
+        with pytest.raises(EngineReplyError, match="all 100 tokens"):
+            await engine.generate(request)
+
+    run(scenario)
+
+
+def test_retractions_are_counted() -> None:
     async def scenario() -> None:
         fake = FakeSGLang()
         engine = await connect(fake)
