@@ -13,6 +13,7 @@ from envs.images.grading import ImageGrader
 from envs.images.prepare import ImagePreparer
 from envs.images.tools import ToolSettings
 from envs.sandbox.docker.docker_py import DockerPyEngine
+from envs.sandbox.docker.errors import ImageMissingError, TransientDockerError
 from envs.sandbox.docker.host import DockerHost, HostLimits
 from envs.sandbox.docker.options import DockerOptions
 from envs.tasks.swebench import REPOSITORY, SweBenchRow, agent_task, choose_image
@@ -54,11 +55,19 @@ class Containers:
         image = choose_image(row, self._is_local)
         return ImageEnv(agent_task(row, image), self._parts)
 
-    def pull(self, rows: Sequence[SweBenchRow]) -> None:
-        """Have every image, of the right architecture. Raises DockerErrors naming those missing."""
+    def pull(self, rows: Sequence[SweBenchRow]) -> str:
+        """Have the images of ``rows`` here; what is said about those that cannot be had.
+
+        Their episodes fail one by one, as infrastructure. Raises a DockerError for images of
+        another architecture.
+        """
         with ThreadPoolExecutor(8) as pool:
             names = list(pool.map(lambda row: choose_image(row, self._is_local), rows))
-        self._host.prepare_images(names)
+        try:
+            self._host.prepare_images(names)
+        except (ImageMissingError, TransientDockerError) as error:
+            return str(error)
+        return ""
 
     def close(self) -> None:
         self._host.close()

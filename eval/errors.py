@@ -21,6 +21,10 @@ class HarnessError(EvalError):
     """The official harness cannot be run, or broke off before it graded anything."""
 
 
+class TooManyFailuresError(EvalError):
+    """Episode after episode failed: the machinery is broken, and going on would show nothing."""
+
+
 class ModelError(EvalError):
     """The model's endpoint failed for good; an infrastructure failure, never a wrong answer."""
 

@@ -15,7 +15,7 @@ from envs.base import Env
 from envs.tasks.swebench import SweBenchRow
 from eval.agent import play_episode
 from eval.config import SuiteConfig
-from eval.errors import EvalError
+from eval.errors import TooManyFailuresError
 from eval.folder import EvalFolder
 from eval.models.base import ChatModel
 from eval.predictions import Prediction, append_prediction, read_predictions
@@ -51,8 +51,8 @@ async def generate(
     """Play every (sample, instance) that has no prediction, ``num_workers`` at a time.
 
     A prediction is on disk before the next episode of that worker starts; an episode that failed
-    has none and is played again on resume. Raises EvalError when so many fail in a row that the
-    machinery must be broken.
+    has none and is played again on resume. Raises TooManyFailuresError when so many fail in a row
+    that the machinery must be broken.
     """
     pending: asyncio.Queue[_Try] = asyncio.Queue()
     total = config.samples * len(rows)
@@ -71,7 +71,7 @@ async def generate(
         for _ in range(workers):
             group.create_task(_work(config, folder, pending, parts, state, on_episode))
     if state.stopped:
-        raise EvalError(
+        raise TooManyFailuresError(
             f"{state.failures_in_a_row} episodes in a row failed, the last with: {state.stopped};"
             " what is done is kept: repair the cause and run the same command again"
         )

@@ -15,7 +15,7 @@ from agent_rl.view.record import EpisodeRecord
 from envs.tasks.swebench import SweBenchRow, load_rows
 from eval.config import GradingConfig, ModelConfig, SuiteConfig
 from eval.containers import Containers, PromptFiller
-from eval.errors import HarnessError
+from eval.errors import HarnessError, TooManyFailuresError
 from eval.folder import EvalFolder
 from eval.generation import GenerationParts, generate
 from eval.grading import GradeStore, grade_predictions, known_grade
@@ -44,16 +44,26 @@ class Finished:
 
 
 def run_suite(config: SuiteConfig, observer: Observer) -> Finished:
-    """Generate what is missing, grade what is not settled, write the report. Raises AgentRLError
-    and EnvsError; what was done until then is kept."""
+    """Generate what is missing, grade what is not settled, write the report.
+
+    Raises AgentRLError and EnvsError; what was done until then is kept. When too many episodes
+    fail, those that did not are still graded and reported before it raises.
+    """
     rows = suite_rows(config)
     version = check_harness(_harness_options(config.grading))
     with EvalFolder(Path(config.run_root) / config.name) as folder:
         folder.bind(config)
         observer.stage(f"{len(rows)} instances, {config.samples} samples each, in {folder.path}")
-        _generate(config, folder, rows, observer)
+        trouble: TooManyFailuresError | None = None
+        try:
+            _generate(config, folder, rows, observer)
+        except TooManyFailuresError as error:
+            trouble = error
         model = _model_name(config)
-        return _grade_and_report(config, folder, rows, model, version, observer)
+        finished = _grade_and_report(config, folder, rows, model, version, observer)
+        if trouble is not None:
+            raise trouble
+        return finished
 
 
 def grade_elsewhere(
@@ -154,7 +164,8 @@ def _generate(
     containers = Containers(config, folder.run_id)
     executor = ThreadPoolExecutor(config.num_workers, thread_name_prefix="environment")
     try:
-        containers.pull(open_rows)
+        if missing := containers.pull(open_rows):
+            observer.stage(missing)
         asyncio.run(_play(config, folder, rows, containers, executor, observer))
     finally:
         executor.shutdown(wait=True, cancel_futures=True)

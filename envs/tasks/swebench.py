@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
+from envs.base import Sandbox
 from envs.errors import TaskError
 from envs.images.task import IMAGE_PROTECTED, ImageTask, TestPlan
 from envs.patch_apply import touched_paths
 from envs.tasks.r2e_gym import load_rows as _load_any_rows
 
 REPOSITORY = "/testbed"
+TEST_TIMEOUT_S = 1800.0  # the harness's own
 DATA_SETS: Mapping[str, str] = {
     "full": "SWE-bench/SWE-bench",
     "lite": "SWE-bench/SWE-bench_Lite",
@@ -160,12 +162,16 @@ def agent_task(row: SweBenchRow, image: str) -> ImageTask:
     )
 
 
-def training_task(row: SweBenchRow, image: str) -> ImageTask:
+def training_task(
+    row: SweBenchRow, image: str, test_files: Mapping[str, bytes] | None = None
+) -> ImageTask:
     """The task with a plan for training rewards: 5.x rows whose tests run under pytest.
 
-    Names that the data set cut off inside their brackets cannot be matched exactly: those that
-    must keep passing are left out (counted in ``metadata``), and a row that must repair one is
-    refused. Raises TaskError.
+    ``test_files`` (see ``official_test_files``) are the judged files by path in the repository;
+    with them the grader can put them in place itself and repeat a passing run with wrong
+    expectations. Names that the data set cut off inside their brackets cannot be matched exactly:
+    those that must keep passing are left out (counted in ``metadata``), and a row that must repair
+    one is refused. Raises TaskError.
     """
     if row.form == "classic":
         raise TaskError(f"{row.instance_id}: a classic row has no test command; use a 5.x row")
@@ -175,15 +181,65 @@ def training_task(row: SweBenchRow, image: str) -> ImageTask:
     if cut:
         raise TaskError(f"{row.instance_id}: names of tests to repair are cut off: got={cut[:3]}")
     kept = [name for name in row.pass_to_pass if not is_cut(name)]
-    script = row.eval_script[: row.eval_script.rindex("\n", 0, row.eval_script.index(_END))]
-    judged = tuple(f"{REPOSITORY}/{path}" for path in touched_paths(row.test_patch.encode()))
     task = agent_task(row, image)
     return replace(
         task,
         expected=dict.fromkeys((*row.fail_to_pass, *kept), "PASSED"),
         metadata={**task.metadata, "names_left_out": str(len(row.pass_to_pass) - len(kept))},
-        plan=TestPlan(command=("bash", "-c", script), judged_paths=judged, timeout_s=1800.0),
+        plan=_plan(row, test_files),
     )
+
+
+def _plan(row: SweBenchRow, test_files: Mapping[str, bytes] | None) -> TestPlan:
+    script = row.eval_script[: row.eval_script.rindex("\n", 0, row.eval_script.index(_END))]
+    files = {f"{REPOSITORY}/{path}": data for path, data in (test_files or {}).items()}
+    if files:
+        script = _without_test_patch(row, script)
+    return TestPlan(
+        command=("bash", "-c", script),
+        judged_paths=tuple(files),
+        files=files,
+        timeout_s=TEST_TIMEOUT_S,
+    )
+
+
+def official_test_files(sandbox: Sandbox, row: SweBenchRow) -> dict[str, bytes]:
+    """The files that the row's test patch leaves, made in a container of its image.
+
+    Raises TaskError when the patch does not apply to the base commit.
+    """
+    paths = touched_paths(row.test_patch.encode())
+    script = (
+        'cd "$1" && base=$2 && shift 2 && { git checkout -q "$base" -- "$@" 2>/dev/null || true; }'
+        " && git apply --whitespace=nowarn -"
+    )
+    argv = ["bash", "-c", script, "bash", REPOSITORY, row.base_commit, *paths]
+    done = sandbox.exec(argv, timeout_s=120.0, cwd=".", stdin=row.test_patch.encode())
+    if done.exit_code != 0:
+        raise TaskError(
+            f"{row.instance_id}: the test patch does not apply: got={done.output[-300:]!r}"
+        )
+    return {path: sandbox.read(path) for path in paths if _exists(sandbox, path)}
+
+
+def _exists(sandbox: Sandbox, path: str) -> bool:
+    return sandbox.exec(["test", "-f", path], timeout_s=60.0).exit_code == 0
+
+
+def _without_test_patch(row: SweBenchRow, script: str) -> str:
+    """The script without the commands that restore and patch the tests: the grader has placed
+    them. Raises TaskError when the script is of another shape."""
+    head, mark, command = script.partition(f": '{_START}'")
+    patched = re.sub(r"^git apply [^\n]*<<'(\w+)'\n.*?^\1$\n?", "", head, flags=re.M | re.S)
+    restored = re.sub(
+        rf"^git checkout {re.escape(row.base_commit)} [^\n]*\n", "", patched, flags=re.M
+    )
+    removed = re.sub(r"^rm -r?f [^\n]*\n", "", restored, flags=re.M)
+    if not mark or patched == head:
+        raise TaskError(
+            f"{row.instance_id}: eval_script does not apply its test patch by git apply"
+        )
+    return removed + mark + command
 
 
 def is_cut(name: str) -> bool:

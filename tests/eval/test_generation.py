@@ -19,7 +19,7 @@ from agent_rl.view.record import EpisodeRecord
 from envs.actions import Prompts
 from envs.tasks.swebench import SweBenchRow
 from eval.config import AgentLoopConfig, SuiteConfig
-from eval.errors import EvalError, ModelError, RunMismatchError
+from eval.errors import ModelError, RunMismatchError, TooManyFailuresError
 from eval.folder import EvalFolder
 from eval.generation import GenerationParts, generate
 from eval.models import ScriptedChat
@@ -93,7 +93,9 @@ def test_failed_episodes_have_no_prediction_and_are_played_again(tmp_path: Path)
 def test_many_failures_in_a_row_stop_the_run(tmp_path: Path) -> None:
     recorder = Recorder(fail_once=tuple(row.instance_id for row in ROWS))
     config = SuiteConfig(num_workers=1, max_consecutive_failures=3)
-    with pytest.raises(EvalError, match=r"3 episodes in a row failed, .*reset is broken"):
+    with pytest.raises(
+        TooManyFailuresError, match=r"3 episodes in a row failed, .*reset is broken"
+    ):
         run(tmp_path, recorder, config, [])
     assert len(recorder.made) == 3
 

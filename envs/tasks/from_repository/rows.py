@@ -83,7 +83,6 @@ def eval_script(task: MadeTask, commit: str) -> str:
     restored = [p for p in task.base_files if p in _protected(task)]
     planted = [n for n in (*_RUNNER_CONFIG, *_START_HOOKS) if n not in task.base_files]
     tests = " ".join(_quote(p) for p in sorted({n.partition("::")[0] for n in task.expected}))
-    path = ":".join(f"/testbed/{folder}" for folder in task.repository.import_folders)
     restore = [f"git checkout {commit} -- {' '.join(map(_quote, restored))}"] if restored else []
     return "\n".join(
         [
@@ -96,7 +95,7 @@ def eval_script(task: MadeTask, commit: str) -> str:
             f"rm -rf {' '.join(map(_quote, (*planted, *task.hidden)))}",
             *restore,
             f"git apply -v - <<'{_HEREDOC}'\n{_text(task.test_patch)}\n{_HEREDOC}",
-            f"export PYTHONPATH={path} PYTHONDONTWRITEBYTECODE=1",
+            f"export PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={_import_path(task)}",
             ": '>>>>> Start Test Output'",
             f"python3 -m pytest -rA -o addopts= -p no:cacheprovider {tests}",
             ": '>>>>> End Test Output'",
@@ -149,11 +148,17 @@ def r2e_tests(task: MadeTask) -> dict[str, bytes]:
 
 def run_tests_script(task: MadeTask) -> str:
     """``run_tests.sh`` as R2E-Gym's images have it."""
-    path = ":".join(task.repository.import_folders)
     return (
-        f"PYTHONPATH={path} PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' "
+        f"PYTHONPATH={_import_path(task)} "
+        "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' "
         f".venv/bin/python -W ignore -m pytest -rA -o addopts= {R2E_FOLDER}\n"
     )
+
+
+def _import_path(task: MadeTask) -> str:
+    """Before what the caller has there: a judge may bring modules of its own."""
+    folders = ":".join(f"/testbed/{folder}" for folder in task.repository.import_folders)
+    return f"{folders}${{PYTHONPATH:+:$PYTHONPATH}}" if folders else "${PYTHONPATH:-}"
 
 
 def _beside(path: str, used: set[str]) -> bool:

@@ -117,7 +117,14 @@ def test_a_training_task_runs_the_rows_own_script_up_to_its_end_mark() -> None:
     task = training_task(read_row(FIFTH), "image:1")
     assert task.plan.command[:2] == ("bash", "-c")
     assert task.plan.command[2].endswith("pytest -rA")
-    assert task.plan.judged_paths == ("/testbed/t.py",)
+    assert task.plan.judged_paths == ()
+    with_files = training_task(read_row(FIFTH), "image:1", {"t.py": b"b\n"}).plan
+    assert (with_files.judged_paths, with_files.files) == (
+        ("/testbed/t.py",),
+        {"/testbed/t.py": b"b\n"},
+    )
+    assert "git apply" not in with_files.command[2]
+    assert with_files.command[2].endswith("pytest -rA")
     # the cut-off name is left out and counted, never guessed
     assert task.expected == {"test_requests.py::RequestsTestCase::test_no_content_length": "PASSED"}
     assert task.metadata["names_left_out"] == "1"

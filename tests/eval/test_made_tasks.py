@@ -1,0 +1,134 @@
+"""Tasks made from a repository: their images build, and both kinds of judge agree on the fix."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from specimens import IMAGE_BASE
+
+from envs.base import Score
+from envs.images.grading import ImageGrader
+from envs.sandbox.docker.docker_py import DockerPyEngine
+from envs.sandbox.docker.host import DockerHost, HostLimits
+from envs.sandbox.docker.options import DockerOptions
+from envs.sandbox.docker.sandbox import DockerSandbox
+from envs.tasks import r2e_gym, swebench
+from envs.tasks.from_repository.made_task import MadeTask
+from envs.tasks.from_repository.repository import Repository
+from envs.tasks.from_repository.store import write_folder
+from eval.grading import GradeStore, grade_predictions
+from eval.harness import HarnessOptions, OfficialHarness
+from eval.outcomes import Outcome
+from eval.predictions import Prediction
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
+
+FIXED = b"def clamp(x, low, high):\n    return max(low, min(x, high))\n"
+BROKEN = FIXED.replace(b"min(x", b"max(x")
+FILES = {
+    "setup.cfg": b"[metadata]\nname = clamps\n",
+    "src/clamps/__init__.py": FIXED,
+    "tests/helper.py": b"LOW = 1\n",
+    "tests/test_clamps.py": (
+        b"import pytest\nfrom clamps import clamp\nfrom helper import LOW\n\n\n"
+        b"def test_low():\n    assert clamp(0, LOW, 3) == 1\n\n\n"
+        b"@pytest.mark.parametrize('x', [1, 2, 3])\n"
+        b"def test_inside(x):\n    assert clamp(x, LOW, 3) == x\n"
+    ),
+    "tests/test_other.py": b"def test_other():\n    assert True\n",
+}
+EXPECTED = {
+    **{f"tests/test_clamps.py::test_inside[{x}]": "PASSED" for x in (1, 2, 3)},
+    "tests/test_clamps.py::test_low": "PASSED",
+    "tests/test_other.py::test_other": "PASSED",
+}
+FAILING = tuple(name for name in EXPECTED if "other" not in name and "[3]" not in name)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one made task, its image built."""
+    repository = Repository("clamps", "1.0", FILES)
+    task = MadeTask(
+        repository, "src/clamps/__init__.py", BROKEN, "sibling_call", "clamp", 2, FAILING,
+        EXPECTED, "clamp is wrong",
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("made")
+    write_folder(folder, repository, [task], IMAGE_BASE)
+    environment = {**os.environ, "DOCKER_BUILDKIT": "0"}
+    argv = ["sh", str(folder / "images" / "build.sh")]
+    done = subprocess.run(argv, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[DockerHost]:
+    limits = HostLimits(disk_floor_bytes=1 << 30)
+    host = DockerHost(DockerPyEngine(), run_id="made-tasks", limits=limits)
+    yield host
+    host.close()
+
+
+def test_the_official_harness_resolves_the_fix_and_only_that(made: Path, tmp_path: Path) -> None:
+    (row,) = swebench.load_rows(str(made / "swebench.jsonl"))
+    harness = OfficialHarness(tmp_path, "made-swe", HarnessOptions(timeout_s=120))
+    for name, patch, outcome in (
+        ("gold", row.patch, Outcome.RESOLVED),
+        (
+            "wrong",
+            row.patch.replace("+    return max(low", "+    return min(low"),
+            Outcome.UNRESOLVED,
+        ),
+        ("cheat", CHEAT, Outcome.UNRESOLVED),
+    ):
+        prediction = {row.instance_id: Prediction(row.instance_id, name, patch)}
+        grades = grade_predictions([row], prediction, harness, GradeStore(tmp_path / name))
+        assert grades[row.instance_id].outcome is outcome, (name, grades)
+
+
+# Adds a plugin that claims success and leaves; the row's script puts runner configuration back.
+CHEAT = (
+    "diff --git a/pytest.ini b/pytest.ini\nnew file mode 100644\n--- /dev/null\n+++ b/pytest.ini\n"
+    "@@ -0,0 +1,2 @@\n+[pytest]\n+addopts = -p cheat\n"
+    "diff --git a/cheat.py b/cheat.py\nnew file mode 100644\n--- /dev/null\n+++ b/cheat.py\n"
+    "@@ -0,0 +1,4 @@\n+import os\n+print()\n"
+    f"+[print('PASSED', name, flush=True) for name in {tuple(EXPECTED)!r}]\n+os._exit(0)\n"
+)
+
+
+def test_r2e_gym_rows_give_the_same_verdicts(made: Path, host: DockerHost) -> None:
+    (task,) = r2e_gym.load_tasks(str(made / "r2e_gym.jsonl"))
+    (row,) = [json.loads(line) for line in (made / "swebench.jsonl").read_text().splitlines()]
+    grader = ImageGrader(host, DockerOptions())
+    gold: Score = grader.grade(task, row["patch"].encode())
+    assert (gold.reward, gold.status) == (1.0, "graded"), gold
+    wrong = row["patch"].replace("+    return max(low", "+    return min(low")
+    assert grader.grade(task, wrong.encode()).reward == 0.0
+    assert grader.grade(task, b"").reward == 0.0
+
+
+def test_swebench_rows_train_too(made: Path, host: DockerHost) -> None:
+    (row,) = swebench.load_rows(str(made / "swebench.jsonl"))
+    sandbox = DockerSandbox.start(host, row.image, DockerOptions())
+    try:
+        files = swebench.official_test_files(sandbox, row)
+    finally:
+        sandbox.close()
+    assert files == {"tests/test_clamps.py": FILES["tests/test_clamps.py"]}
+    task = swebench.training_task(row, row.image, files)
+    grader = ImageGrader(host, DockerOptions())
+    validation = grader.check(task)
+    assert validation.controls  # some tests can be turned wrong: forging is noticed
+    assert grader.grade(task, row.patch.encode(), validation).reward == 1.0
+    assert grader.grade(task, CHEAT.encode(), validation).reward == 0.0
+    equal_to_all = row.patch.replace("+    return max(low, min(x, high))", EQUAL_TO_ALL)
+    assert grader.grade(task, equal_to_all.encode(), validation).reward == 0.0
+
+
+EQUAL_TO_ALL = "+    return type('E', (), {'__eq__': lambda a, b: not None})()"
