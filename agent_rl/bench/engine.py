@@ -2,9 +2,9 @@
 
 The workload is a group: one prompt, ``num_samples`` conversations of ``num_turns`` turns, each turn
 sampling ``new_tokens`` and adding ``observed_tokens``. The first sample's first turn goes ahead, so
-that the siblings find the prompt's rows in the cache and its KV on the server. Throughput is
-compared in pairs of runs, one server with capture and one without, in turn: load on the machine
-hits both, so only the ratio means anything.
+that the siblings find the prompt's rows in the cache and its KV on the server. The cost of capture
+is taken from pairs of runs, one server with capture and one without, in turn: as wall time, which a
+loaded machine makes useless, and as CPU time of the server's processes, which it does not.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -57,6 +58,9 @@ class EngineBench:
     capture_slowdown_median: float  # seconds with capture over seconds without, minus 1
     capture_slowdown_low: float
     capture_slowdown_high: float
+    capture_cpu_median: float  # the same of the server's CPU seconds
+    capture_cpu_low: float
+    capture_cpu_high: float
     num_pairs: int
     tokens_per_s_with_capture: float
 
@@ -88,29 +92,43 @@ async def measure(
     capture, plain = ServerFleet(spec), ServerFleet(plain_spec)
     try:
         report(f"starting two {kind} servers")
-        for fleet in (capture, plain):
-            await fleet.start()
+        await asyncio.gather(capture.start(), plain.start())
         report("counting rows and bytes")
         counted = await _count(capture, work)
-        ratios, seconds = [], []
-        for pair in range(num_pairs):
-            seed = work.seed + 1000 + pair
-            order = (capture, plain) if pair % 2 else (plain, capture)
-            timed = {fleet: await _timed(fleet, replace(work, seed=seed)) for fleet in order}
-            ratios.append(timed[capture] / timed[plain] - 1)
-            seconds.append(timed[capture])
-            report(f"pair {pair + 1} of {num_pairs}: {ratios[-1]:+.1%} with capture")
+        pairs: list[tuple[_Cost, _Cost]] = []
+        for number in range(num_pairs):
+            again = replace(work, seed=work.seed + 1000 + number)
+            order = (capture, plain) if number % 2 else (plain, capture)
+            cost = {fleet: await _cost(fleet, again) for fleet in order}
+            pairs.append((cost[capture], cost[plain]))
+            report(f"pair {number + 1} of {num_pairs}: {_ratios(pairs, 'cpu_s')[-1]:+.1%} CPU")
     finally:
         await asyncio.gather(capture.aclose(), plain.aclose())
     sampled = work.num_samples * work.num_turns * work.new_tokens
+    wall, cpu = _ratios(pairs, "wall_s"), _ratios(pairs, "cpu_s")
     return replace(
         counted,
-        capture_slowdown_median=statistics.median(ratios),
-        capture_slowdown_low=min(ratios),
-        capture_slowdown_high=max(ratios),
+        capture_slowdown_median=statistics.median(wall),
+        capture_slowdown_low=min(wall),
+        capture_slowdown_high=max(wall),
+        capture_cpu_median=statistics.median(cpu),
+        capture_cpu_low=min(cpu),
+        capture_cpu_high=max(cpu),
         num_pairs=num_pairs,
-        tokens_per_s_with_capture=sampled / statistics.median(seconds),
+        tokens_per_s_with_capture=sampled / statistics.median(c.wall_s for c, _ in pairs),
     )
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What one run of the workload took."""
+
+    wall_s: float
+    cpu_s: float  # of the server
+
+
+def _ratios(pairs: list[tuple[_Cost, _Cost]], name: Literal["wall_s", "cpu_s"]) -> list[float]:
+    return [getattr(with_, name) / getattr(without, name) - 1 for with_, without in pairs]
 
 
 @dataclass
@@ -147,17 +165,21 @@ async def _count(fleet: ServerFleet, work: Workload) -> EngineBench:
         capture_slowdown_median=0.0,
         capture_slowdown_low=0.0,
         capture_slowdown_high=0.0,
+        capture_cpu_median=0.0,
+        capture_cpu_low=0.0,
+        capture_cpu_high=0.0,
         num_pairs=0,
         tokens_per_s_with_capture=0.0,
     )
 
 
-async def _timed(fleet: ServerFleet, work: Workload) -> float:
-    """Seconds of the whole group."""
+async def _cost(fleet: ServerFleet, work: Workload) -> _Cost:
+    """Run the whole group once."""
     cache = RoutingCache(fleet.row_layout) if fleet.spec.capture_routing else None
-    started = time.monotonic()
+    process = fleet.supervisors[0].process
+    cpu_s, started = process.cpu_s(), time.monotonic()
     await _play(fleet, work, cache, _Tally())
-    return time.monotonic() - started
+    return _Cost(time.monotonic() - started, process.cpu_s() - cpu_s)
 
 
 async def _play(

@@ -85,6 +85,16 @@ class ServerProcess:
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def cpu_s(self) -> float:
+        """CPU seconds that the living processes of the server's group have used. Linux only."""
+        ticks = 0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                fields = stat.read_text().rsplit(")", 1)[1].split()
+                if int(fields[2]) == self.pid:
+                    ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def start(self) -> None:
         """Launch; returns at once. Output goes to the end of the log file."""
         spec = self.spec
