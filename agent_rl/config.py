@@ -61,7 +61,7 @@ class EngineConfig:
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     capture_routing: bool = True
     max_sessions: int = 256  # KV slots, or requests running on one server
-    num_threads: int = 2
+    num_threads: int = 1  # the other core runs the sandboxes
     # The rest is for sglang and vllm only.
     urls: tuple[str, ...] = ()  # servers to attach to; empty launches num_servers here
     num_servers: int = 1
