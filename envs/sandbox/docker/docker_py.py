@@ -106,6 +106,7 @@ class DockerPyEngine:
             security_opt=["no-new-privileges"],
             ulimits=[
                 Ulimit(name="fsize", soft=options.max_file_bytes, hard=options.max_file_bytes),
+                Ulimit(name="nofile", soft=options.max_open_files, hard=options.max_open_files),
                 Ulimit(name="core", soft=0, hard=0),
             ],
             log_config={"Type": "none"},

@@ -33,6 +33,7 @@ class DockerOptions:
     cpus: float = 2.0
     disk_bytes: int = 8 << 30  # what the container may add to its image
     max_file_bytes: int = 4 << 30
+    max_open_files: int = 4096
     shm_bytes: int = 64 << 20
     capabilities: tuple[str, ...] = DEFAULT_CAPABILITIES
     runtime: str = ""  # for example "runsc"
@@ -62,6 +63,7 @@ def _check_positive(options: DockerOptions) -> None:
         "cpus",
         "disk_bytes",
         "max_file_bytes",
+        "max_open_files",
         "shm_bytes",
         "max_lifetime_s",
     ):

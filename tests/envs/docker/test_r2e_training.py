@@ -32,7 +32,7 @@ from envs.images.grading import ImageGrader
 from envs.images.task import ImageTask
 from envs.images.validation import ValidationCache
 from envs.sandbox.docker.host import DockerHost
-from envs.sandbox.docker.ownership import LABEL
+from envs.sandbox.docker.ownership import RUN_LABEL
 from envs.tasks.r2e_gym import make_task
 from routing_cache import RoutingCache
 
@@ -136,7 +136,6 @@ def test_two_steps_on_four_images(docker_host: DockerHost, policy: Path, tmp_pat
     settings = ImageSettings(
         run_id="training", validations=tmp_path / "validated", options=SMALL, host_limits=LIMITS
     )
-    before = containers(docker_host)
     environments = ImageEnvironments(connect(), settings)
     checked = environments.check([make_task(row) for row in rows])
     assert checked.refused == ()
@@ -165,11 +164,12 @@ def test_two_steps_on_four_images(docker_host: DockerHost, policy: Path, tmp_pat
     assert [m["time_step_s"] > 0 for m in keep.metrics] == [True, True]
     assert engine.weight_version == 2
     assert engine.open_sessions == set()
-    assert containers(docker_host) == before
+    assert containers(docker_host, "training") == set()
 
 
-def containers(host: DockerHost) -> set[str]:
-    return {container.container_id for container in host.engine.list_containers(LABEL)}
+def containers(host: DockerHost, run_id: str) -> set[str]:
+    found = host.engine.list_containers(f"{RUN_LABEL}={run_id}")
+    return {container.container_id for container in found}
 
 
 def check_groups(groups: Sequence[Group]) -> None:
@@ -207,10 +207,10 @@ def test_a_task_that_is_solved_already_or_whose_gold_fails_is_refused_and_rememb
     for bad, said in ((solved, "solved as it stands"), (broken, "gold patch of .* fails")):
         with pytest.raises(TaskError, match=said):
             cache.check(bad, grader, "image")
-        before = containers(docker_host)
+        before = containers(docker_host, "tests")
         with pytest.raises(TaskError, match=said):
             cache.check(bad, NeverGrader(docker_host, SMALL), "image")
-        assert containers(docker_host) == before
+        assert containers(docker_host, "tests") == before
 
 
 class NeverGrader(ImageGrader):
