@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import httpx
 
@@ -24,9 +22,9 @@ from agent_rl.engines.http_checks import check_reply, check_request
 from agent_rl.engines.http_gate import Gate
 from agent_rl.engines.http_options import EngineOptions, EngineStats
 from agent_rl.engines.http_rows import SeamBook, accept_rows
-from agent_rl.engines.probe import probe_prompt, probe_server, verify_update
+from agent_rl.engines.http_weights import ServerWeights, WeightReference
+from agent_rl.engines.probe import probe_server
 from agent_rl.engines.server import InferenceServer, ServerFacts, ServerReply
-from agent_rl.engines.weight_export import serving_weights, write_serving_folder
 from agent_rl.errors import (
     EngineAbortedError,
     EngineError,
@@ -39,14 +37,6 @@ from routing_cache import RowLayout
 
 _TIMEOUTS = (httpx.ReadTimeout, httpx.WriteTimeout)
 _MAX_RESENDS = 1  # of a generation whose reply was lost on the way
-
-
-class WeightReference(Protocol):
-    """Says what weights must give: ``TransformersReference`` for small models."""
-
-    def score(self, weights: Weights, token_ids: TokenIds) -> Floats:
-        """Log-probs ``[T-1]`` of tokens 1..T-1 at temperature 1."""
-        ...
 
 
 class HttpEngine:
@@ -73,12 +63,16 @@ class HttpEngine:
         self._layout = layout
         self._vocab_size = vocab_size
         self._version = weight_version
-        self._reference = reference
-        self._expected: Floats | None = None  # log-probs of the probe under the current weights
+        self._weights = ServerWeights(
+            server,
+            options,
+            template=options.template or Path(facts.model_path),
+            vocab_size=vocab_size,
+            reference=reference,
+        )
         self._seams = SeamBook()
         self._gate = Gate(options.max_running)
         self._broken = ""  # why the server's weights are not known any more
-        self._held: Weights | Path | None = None  # the current weights, for a server that restarts
 
     @classmethod
     async def connect(
@@ -208,34 +202,26 @@ class HttpEngine:
             self._gate.open()
 
     async def replace_weights(self, weights: Weights, version: int) -> None:
-        """The update itself; call it inside :meth:`closed`. Mutates the server."""
-        tensors = serving_weights(weights)
-        held: Weights | Path = tensors
-        if self.options.weight_transfer == "disk":
-            held = self._write_folder(tensors, version)
-        expected = None
-        if self._reference is not None:
-            expected = self._reference.score(weights, probe_prompt(self._vocab_size))
-        await self._apply(held, version, expected)
-        self._expected = expected
-        if isinstance(self._held, Path):
-            shutil.rmtree(self._held, ignore_errors=True)
-        self._held, self._version = held, version
+        """The update itself; call it inside :meth:`closed`. Mutates the server.
+
+        ``weights`` are kept for a server that restarts: they must not change afterwards.
+        """
+        with self._weights_in_doubt(version):
+            await self._weights.replace(weights, version)
+        self._version = version
         self.stats.weight_updates += 1
-        self._seams.clear()
 
     async def restore_weights(self) -> None:
         """Give a restarted server the weights it had; call it inside :meth:`closed`."""
-        await probe_server(
-            self.server,
-            self._layout if self.options.capture_routing else None,
-            vocab_size=self._vocab_size,
-            weight_version=self._version,
-        )
-        if self._held is not None:
-            await self._apply(self._held, self._version, self._expected)
-        self._broken = ""
-        self._seams.clear()
+        layout = self._layout if self.options.capture_routing else None
+        with self._weights_in_doubt(self._version):
+            await probe_server(
+                self.server,
+                layout,
+                vocab_size=self._vocab_size,
+                weight_version=self._version,
+            )
+            await self._weights.restore(self._version)
 
     async def recover(self) -> None:
         """After the server came back: restore its weights and take requests again."""
@@ -245,38 +231,20 @@ class HttpEngine:
     async def aclose(self) -> None:
         """Close the connections; the server itself belongs to whoever started it."""
         await self.server.aclose()
-        if isinstance(self._held, Path):
-            shutil.rmtree(self._held, ignore_errors=True)
+        self._weights.forget()
 
-    async def _apply(self, held: Weights | Path, version: int, expected: Floats | None) -> None:
+    @contextmanager
+    def _weights_in_doubt(self, version: int) -> Iterator[None]:
+        """Requests are refused until the block has ended well."""
         self._broken = f"the update to version {version} did not finish"
         try:
-            if isinstance(held, Path):
-                await self.server.load_folder(held, version)
-            else:
-                await self.server.push_tensors(held, version)
-            await self.server.resume()
-            await verify_update(
-                self.server,
-                version,
-                vocab_size=self._vocab_size,
-                expected=expected,
-                tolerance=self.options.verify_tolerance,
-            )
+            yield
         except EngineError as error:
             self.stats.failed_updates += 1
             self._broken = f"the update to version {version} failed: {error}"
             raise
         self._broken = ""
-
-    def _write_folder(self, tensors: Weights, version: int) -> Path:
-        if self.options.exchange is None:
-            raise EngineError(
-                "weight_transfer=disk needs a folder that the server can see: got exchange=None"
-            )
-        folder = self.options.exchange / f"{self.name}-v{version}"
-        template = self.options.template or Path(self.facts.model_path)
-        return write_serving_folder(tensors, folder, template=template)
+        self._seams.clear()
 
     def _check_usable(self) -> None:
         if self._broken:

@@ -163,8 +163,10 @@ class RoutedEngine:
             members = self._in_service()
             for member in members:
                 member.engine.hold()
-            failures = await self._update(members, weights, version)
-            self._weights, self._version = weights, version
+            # A copy: the trainer may go on to change its own while an engine is still away.
+            self._weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
+            failures = await self._update(members, self._weights, version)
+            self._version = version
             for member, error in failures.items():
                 self._lose(member)
                 self.stats.partial_updates += 1
