@@ -1,0 +1,79 @@
+"""``agent-rl tasks make``: validated tasks from a repository of one's own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from envs.tasks.from_repository import MakeOptions, MakeReport, make_tasks
+
+tasks_app = typer.Typer(
+    name="tasks", help="Make tasks to train and evaluate on.", no_args_is_help=True
+)
+
+
+@tasks_app.callback()
+def _group() -> None:
+    """Keeps ``make`` a command of its own while it is the only one."""
+
+
+@tasks_app.command(
+    epilog="Example: agent-rl tasks make toolz-1.0.0.tar.gz tasks/toolz --max-tasks 100"
+)
+def make(
+    source: Annotated[Path, typer.Argument(help="a folder or an sdist (.tar.gz, .zip)")],
+    out: Annotated[Path, typer.Argument(help="a folder for rows and image contexts")],
+    max_tasks: Annotated[int, typer.Option(help="stop when so many are kept")] = 50,
+    max_tried: Annotated[int, typer.Option(help="stop when so many bugs were tried")] = 500,
+    max_per_function: Annotated[int, typer.Option(help="bugs tried in one function")] = 6,
+    seed: Annotated[int, typer.Option(help="the same seed gives the same tasks")] = 0,
+    kind: Annotated[list[str] | None, typer.Option(help="of bug; all when left out")] = None,
+    timeout: Annotated[float, typer.Option(help="seconds of one test run")] = 300.0,
+    cpu: Annotated[int, typer.Option(help="CPU seconds of one test run")] = 60,
+    workers: Annotated[int, typer.Option(help="test runs at a time")] = 2,
+    base_image: Annotated[
+        str, typer.Option(help="images start from it: needs git, python3, pytest")
+    ] = "python-tasks:latest",
+) -> None:
+    """Inject bugs, keep those that the repository's own tests notice, write the rows."""
+    options = MakeOptions(
+        max_tasks=max_tasks,
+        max_tried=max_tried,
+        max_per_function=max_per_function,
+        seed=seed,
+        kinds=tuple(kind or ()),
+        timeout_s=timeout,
+        cpu_s=cpu,
+        num_workers=workers,
+        base_image=base_image,
+    )
+    errors = Console(stderr=True)
+    is_live = sys.stderr.isatty()
+
+    def progress(tried: int, kept: int, wanted: int) -> None:
+        line = f"tried {tried}, kept {kept} of {wanted}"
+        errors.print(line, end="\r" if is_live else "\n", highlight=False)
+
+    show_made(make_tasks(source, out, options, progress), out, Console())
+
+
+def show_made(report: MakeReport, out: Path, console: Console) -> None:
+    """What became of every bug: kept and refused add up to tried."""
+    console.print(f"{report.repository}: {report.num_tests} tests, {report.seconds:,.0f} s")
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("bugs")
+    table.add_column("count", justify="right")
+    table.add_row("kept", str(report.kept))
+    for reason, count in report.refused.items():
+        table.add_row(f"refused: {reason.replace('_', ' ')}", str(count))
+    table.add_section()
+    table.add_row("tried", str(report.tried))
+    console.print(table)
+    for path, reason in report.test_files_left_out.items():
+        console.print(f"not used: {path}: {reason}", highlight=False, soft_wrap=True)
+    console.print(f"rows and image contexts in {out}", highlight=False, soft_wrap=True)
