@@ -189,6 +189,7 @@ class RoutingCache:
             len(key) // TOKEN_BYTES,
             self.digester,
             self.store,
+            {s.slab for s in segments},
         )
 
     def retire(self, *, before: int) -> RetireReport:

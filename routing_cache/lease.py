@@ -23,10 +23,11 @@ class RowsLease(SegmentRows):
         num_tokens: int,
         digester: Digester,
         store: RowStore,
+        slabs: set[Slab],
     ) -> None:
         super().__init__(layout, segments, tail_tokens, num_tokens, digester)
         self._store = store
-        self._slabs: set[Slab] = {s.slab for s in segments}
+        self._slabs = slabs
         self._released = False
         store.pin(self._slabs)
         store.num_leases += 1

@@ -71,7 +71,7 @@ class PackedSample:
                 if len(inside) == 0 and not asks_presence:
                     continue
                 rows = self._batch.read(atom, block, low - atom.start, high - atom.start)
-                if len(inside) == rows.shape[1] == len(columns):
+                if isinstance(index, slice) and len(inside) == rows.shape[1] == len(columns):
                     out[target] = rows
                 else:
                     out[target, inside] = rows[:, columns[inside] - left]

@@ -145,15 +145,16 @@ class RadixTree(Generic[P]):
             done += common
             if inside + common < len(node.edge):
                 return Position(node, num_tokens + common // TOKEN_BYTES)
+        starts_with = key.startswith
         while done < size:
             child = node.children.get(key[done : done + TOKEN_BYTES])
             if child is None:
                 break
-            node = child
-            if key.startswith(child.edge, done):
-                done += len(child.edge)
+            node, edge = child, child.edge
+            if starts_with(edge, done):
+                done += len(edge)
                 continue
-            done += common_prefix_bytes(key, done, child.edge)
+            done += common_prefix_bytes(key, done, edge)
             break
         return Position(node, num_tokens + (done - offset) // TOKEN_BYTES)
 

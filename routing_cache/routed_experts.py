@@ -20,6 +20,7 @@ Rows = NDArray[np.unsignedinteger]  # [T, L, K] uint8 or uint16
 Mask = NDArray[np.bool_]  # [T]
 TokenIds = NDArray[np.int32]  # [T]
 
+_INT32 = np.dtype(np.int32)
 _MAX_EXPERTS = 65535  # uint16 with one value kept for the missing mark
 
 
@@ -283,8 +284,8 @@ def as_token_ids(token_ids: object) -> TokenIds:
         LayoutError: not one-dimensional, not integers, or out of int32.
     """
     ids = np.asarray(token_ids)
-    if ids.dtype == np.int32 and ids.ndim == 1:
-        return np.ascontiguousarray(ids, dtype=np.int32)
+    if ids.dtype == _INT32 and ids.ndim == 1:
+        return np.ascontiguousarray(ids)
     if ids.size == 0 and ids.ndim == 1:
         return np.empty(0, np.int32)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":

@@ -182,6 +182,7 @@ class Session:
             self.num_tokens,
             self._cache.digester,
             self._cache.store,
+            set(self._pinned),
         )
 
     def close(self) -> None:
@@ -235,6 +236,8 @@ class Session:
             self._segments += segments
             if piece.publish:
                 indexed += segments
+        if replaced:
+            self._unpin_unused()
         self.weight_version = reply.weight_version
         self._place(reply.weight_version, indexed)
         cache.counters.rows_recorded += len(reply.rows)
@@ -270,8 +273,11 @@ class Session:
         middle = reply.prefill_end
         if start >= middle:
             return segments
-        prefill = segments[0].provenance._replace(kind="prefill")
-        first = [s._replace(provenance=prefill) for s in clip_all(segments, start, middle)]
+        prefill = Provenance(self.engine, reply.weight_version, "prefill")
+        first = [
+            Segment(s.start, s.stop, s.slab, s.offset, prefill, s.has_missing)
+            for s in clip_all(segments, start, middle)
+        ]
         return first + clip_all(segments, middle, stop)
 
     def _place(self, version: int, segments: list[Segment]) -> None:
@@ -312,6 +318,7 @@ class Session:
     def _truncate(self, num_tokens: int) -> None:
         del self._tokens[num_tokens * TOKEN_BYTES :]
         self._segments = clip_all(self._segments, 0, num_tokens)
+        self._unpin_unused()
         self._roles = [
             r._replace(stop=min(r.stop, num_tokens)) for r in self._roles if r.start < num_tokens
         ]
@@ -328,6 +335,12 @@ class Session:
         if new:
             self._cache.store.pin(new)
             self._pinned |= new
+
+    def _unpin_unused(self) -> None:
+        """After segments went: leases pin what the session pins, so that must be exact."""
+        unused = self._pinned - {s.slab for s in self._segments}
+        self._cache.store.unpin(unused)
+        self._pinned -= unused
 
     def _check_open(self) -> None:
         if self._closed:

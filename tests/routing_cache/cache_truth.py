@@ -69,7 +69,7 @@ def check_integrity(cache: RoutingCache) -> None:
     for session in cache._sessions.values():
         for slab in session._pinned:
             pinned[slab] = pinned.get(slab, 0) + 1
-        assert {s.slab for s in session._segments} <= session._pinned
+        assert {s.slab for s in session._segments} == session._pinned
     for slab in cache.store._slabs:
         assert slab.pins >= pinned.get(slab, 0)
         assert slab.used <= len(slab.rows)

@@ -1,6 +1,7 @@
 """One owner changes the cache while others read: threads on snapshots, asyncio with an executor."""
 
 import asyncio
+import queue
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -39,47 +40,37 @@ def check(lease: RowsLease, tokens: tuple[int, ...], rng: random.Random) -> None
 
 def test_threads_read_snapshots_while_the_owner_appends_evicts_and_spills(tmp_path: Path) -> None:
     cache = RoutingCache(LAYOUT, budget_bytes=60_000, spill_dir=tmp_path)
-    shared: list[tuple[RowsLease, tuple[int, ...]]] = []
-    lock, done, faults = threading.Lock(), threading.Event(), list[BaseException]()
+    handed: queue.Queue[tuple[RowsLease, tuple[int, ...]] | None] = queue.Queue(maxsize=30)
+    faults: list[BaseException] = []
 
     def read(seed: int) -> None:
         rng = random.Random(seed)
-        while not done.is_set():
-            with lock:
-                item = shared.pop(rng.randrange(len(shared))) if shared else None
-            if item is None:
-                continue
+        while (item := handed.get()) is not None:
             try:
                 check(*item, rng)
                 item[0].release()
             except BaseException as fault:
                 faults.append(fault)
-                return
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     rng = random.Random(99)
     histories: list[tuple[int, ...]] = [tuple(range(30))]
-    for turn in range(400):
+    for turn in range(300):
         history = rng.choice(histories)
         new = tuple(rng.randrange(5) for _ in range(rng.randrange(1, 6)))
-        lease = take_turn(cache, history, new)
+        handed.put((take_turn(cache, history, new), history + new))
         histories = [*histories[-20:], history + new]
-        with lock:
-            shared.append((lease, history + new))
-            while len(shared) > 30:
-                shared.pop(0)[0].release()
         if turn % 7 == 0:
             cache.evict(500)
         if turn % 11 == 0:
             cache.spill(500)
-    done.set()
+    for _ in threads:
+        handed.put(None)
     for thread in threads:
-        thread.join(20)
+        thread.join(30)
     assert not faults, faults[0]
-    for lease, _ in shared:
-        lease.release()
     assert cache.stats().num_leases == 0
     check_integrity(cache)
     cache.evict(1 << 30)
