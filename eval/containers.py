@@ -84,10 +84,14 @@ class PromptFiller:
         form = FORMATS[config.agent.action_format]()
         self._tools = form.describe(TOOL_SETS[config.agent.tools])
 
+    @property
+    def system(self) -> str:
+        """The system prompt, which is the same for every instance."""
+        return self._fill("").system
+
     def __call__(self, row: SweBenchRow) -> Prompts:
-        values = {
-            "tools": self._tools,
-            "issue": row.problem_statement.strip(),
-            "workspace": REPOSITORY,
-        }
+        return self._fill(row.problem_statement.strip())
+
+    def _fill(self, issue: str) -> Prompts:
+        values = {"tools": self._tools, "issue": issue, "workspace": REPOSITORY}
         return self._prompts.fill(values)

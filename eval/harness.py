@@ -220,6 +220,17 @@ def check_harness(options: HarnessOptions) -> str:
     return done.stdout.strip()
 
 
+def foreign_images(images: Iterable[str]) -> list[str]:
+    """Those of the local ``images`` that the daemon's machine can only emulate, slowly enough for
+    tests to run into their time limits. Images that are not here are not looked at."""
+    names = sorted(set(images) & local_images())
+    if not names:
+        return []
+    machine = _docker("version", "--format", "{{.Server.Arch}}").strip()
+    listed = _docker("image", "inspect", "--format", "{{.Architecture}}", *names).split()
+    return [name for name, found in zip(names, listed, strict=True) if found not in ("", machine)]
+
+
 def local_images() -> frozenset[str]:
     """Names of the images that the daemon has. Raises HarnessError."""
     return frozenset(_docker("images", "--format", "{{.Repository}}:{{.Tag}}").split())

@@ -19,7 +19,13 @@ from eval.errors import HarnessError, TooManyFailuresError
 from eval.folder import EvalFolder
 from eval.generation import GenerationParts, generate
 from eval.grading import GradeStore, grade_predictions, known_grade
-from eval.harness import Grade, HarnessOptions, OfficialHarness, check_harness
+from eval.harness import (
+    Grade,
+    HarnessOptions,
+    OfficialHarness,
+    check_harness,
+    foreign_images,
+)
 from eval.models import ChatModel, EngineChat, OpenAIChat, ScriptedChat, load_script
 from eval.predictions import Prediction, read_predictions, write_predictions
 from eval.report import Report, Result, check_sum, make_result
@@ -112,12 +118,13 @@ def suite_rows(config: SuiteConfig) -> list[SweBenchRow]:
     return rows[: dataset.max_instances] if dataset.max_instances else rows
 
 
-def make_model(config: ModelConfig, stop: Sequence[str] = ()) -> ChatModel:
-    """The model that a configuration names. Raises ModelError, ConfigError."""
+def make_model(config: ModelConfig, stop: Sequence[str] = (), system_prompt: str = "") -> ChatModel:
+    """The model that a configuration names. ``system_prompt`` is for engines whose renderer puts
+    it in; others find it in the dialogue. Raises ModelError, ConfigError."""
     if config.kind == "scripted":
         return ScriptedChat(load_script(Path(config.script)), config.name or "scripted")
     if config.kind == "engine":
-        return _engine_model(config)
+        return _engine_model(config, system_prompt)
     return OpenAIChat(
         config.name,
         config.base_url,
@@ -132,21 +139,30 @@ def make_model(config: ModelConfig, stop: Sequence[str] = ()) -> ChatModel:
     )
 
 
-def _engine_model(config: ModelConfig) -> ChatModel:
+def _engine_model(config: ModelConfig, system_prompt: str) -> ChatModel:
     from agent_rl.assemble import ENGINES, RENDERERS
     from agent_rl.config_io import load_config
     from agent_rl.policies import policy_folder
 
     run = load_config(config.engine)
     policy = policy_folder(run.policy.path)
+    has_template = run.agent.renderer == "chat_template"
+    if has_template:
+        from agent_rl.rollout.template import TemplateRenderer
+
+        limit = run.agent.max_observation_tokens
+        renderer = TemplateRenderer.load(policy, limit, system_prompt=system_prompt)
+    else:
+        renderer = RENDERERS[run.agent.renderer](run, policy)
     return EngineChat(
         ENGINES[run.engine.kind](run, policy),
-        RENDERERS[run.agent.renderer](run, policy),
+        renderer,
         name=config.name or run.name,
         max_tokens=run.agent.max_tokens,
         max_new_tokens=min(config.max_new_tokens, run.agent.max_new_tokens),
         temperature=config.temperature,
         seed=run.seed,
+        renders_system=has_template,
     )
 
 
@@ -180,8 +196,9 @@ async def _play(
     executor: ThreadPoolExecutor,
     observer: Observer,
 ) -> None:
-    model = make_model(config.model)
-    parts = GenerationParts(model, containers.make_env, PromptFiller(config), executor)
+    filler = PromptFiller(config)
+    model = make_model(config.model, system_prompt=filler.system)
+    parts = GenerationParts(model, containers.make_env, filler, executor)
 
     def on_episode(record: EpisodeRecord, done: int, total: int) -> None:
         observer.progress(f"{record.task_id}: {record.stop_reason}", done, total)
@@ -201,6 +218,7 @@ def _grade_and_report(
     observer: Observer,
 ) -> Finished:
     _refuse_classic(rows, version)
+    emulated = _check_architecture(config, rows)
     grades: list[dict[str, Grade]] = []
     for number in range(config.samples):
         observer.stage(f"grading sample {number} with swebench {version}")
@@ -219,7 +237,7 @@ def _grade_and_report(
                 progress=lambda done, total: observer.progress("graded", done, total),
             )
         )
-    return _report(config, folder, rows, grades, model, f"swebench {version}")
+    return _report(config, folder, rows, grades, model, f"swebench {version}{emulated}")
 
 
 def _report(
@@ -263,6 +281,20 @@ def _refuse_classic(rows: Sequence[SweBenchRow], version: str) -> None:
             f" first {classic[0]}; use the 5.x data set, or set grading.python to an interpreter"
             " with swebench 4.x. The predictions are kept"
         )
+
+
+def _check_architecture(config: SuiteConfig, rows: Sequence[SweBenchRow]) -> str:
+    """What the report says about emulation. Raises HarnessError unless it is allowed."""
+    foreign = foreign_images(name for row in rows for name in row.images)
+    if not foreign:
+        return ""
+    if not config.container.allow_emulation:
+        raise HarnessError(
+            f"{len(foreign)} images are for another architecture, first {foreign[0]}: emulated"
+            " tests run into their time limits and would count as failures; grade on a machine of"
+            " that architecture, or set container.allow_emulation to accept that"
+        )
+    return f", {len(foreign)} images emulated"
 
 
 def _harness_options(config: GradingConfig) -> HarnessOptions:

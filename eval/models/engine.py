@@ -16,11 +16,13 @@ from eval.models.base import ChatReply, Message
 
 class EngineChat:
     """Keeps each episode's ids: the next prompt is the last one, what was sampled, and the new
-    message. The renderer says how messages become ids; a system message goes before the first.
+    message. The renderer says how messages become ids; a system message goes before the first,
+    unless the renderer has it already.
 
     Args:
         max_tokens: of a whole dialogue.
         temperature: 0 is greedy.
+        renders_system: the renderer has the system prompt; a system message is then left out.
     """
 
     def __init__(
@@ -33,10 +35,12 @@ class EngineChat:
         max_new_tokens: int,
         temperature: float = 0.0,
         seed: int = 0,
+        renders_system: bool = False,
     ) -> None:
         self._generator, self._renderer, self._name = generator, renderer, name
         self._max_tokens, self._max_new_tokens = max_tokens, max_new_tokens
         self._temperature, self._seed = temperature, seed
+        self._renders_system = renders_system
         self._dialogues: dict[str, tuple[TokenIds, int]] = {}  # ids, messages in them
 
     @property
@@ -86,7 +90,8 @@ class EngineChat:
 
     def _prompt(self, episode: str, messages: Sequence[Message]) -> TokenIds:
         known, num_known = self._dialogues.get(episode, (None, 0))
-        news = "\n\n".join(message.content for message in messages[num_known:])
+        spoken = (m for m in messages[num_known:] if m.role != "system" or not self._renders_system)
+        news = "\n\n".join(message.content for message in spoken)
         if known is None:
             return self._renderer.initial(news)
         return np.concatenate([known, self._renderer.observation(news)]).astype(np.int32)

@@ -19,7 +19,7 @@ import pytest
 from rows import make_prediction, make_row
 
 from eval.errors import HarnessError
-from eval.harness import Grade, HarnessOptions, OfficialHarness, check_harness
+from eval.harness import Grade, HarnessOptions, OfficialHarness, check_harness, foreign_images
 from eval.outcomes import Outcome
 
 STAND_IN = f"""\
@@ -54,7 +54,9 @@ FAKE_DOCKER = """#!/bin/sh
 echo "$@" >> "$(dirname "$0")/docker.log"
 case "$1" in
   ps) echo "sweb.eval.local__calc-1.run-9"; echo "sweb.eval.local__calc-1.run-91x"; echo "other" ;;
-  version) echo 20.10 ;;
+  version) case "$3" in *Arch*) echo arm64 ;; *) echo 20.10 ;; esac ;;
+  images) echo "a:1"; echo "b:1"; echo "other:1" ;;
+  image) echo arm64; echo amd64 ;;
 esac
 """
 
@@ -156,6 +158,11 @@ def test_only_this_runs_containers_are_removed(tmp_path: Path, programs: Path) -
         line for line in (programs / "docker.log").read_text().splitlines() if line[:2] == "rm"
     ]
     assert removed == ["rm --force --volumes sweb.eval.local__calc-1.run-9"]
+
+
+def test_images_that_would_be_emulated_are_found(programs: Path) -> None:
+    assert foreign_images(["b:1", "a:1", "a:1", "to-be-pulled:1"]) == ["b:1"]
+    assert foreign_images(["to-be-pulled:1"]) == []
 
 
 def test_a_harness_that_breaks_off_is_an_error_and_keeps_what_it_did(

@@ -84,6 +84,15 @@ def test_ids_of_earlier_turns_are_sent_again_as_they_were_sampled() -> None:
     assert engine.ended == ["a/0"]
 
 
+def test_a_system_message_is_left_to_a_renderer_that_has_it() -> None:
+    engine = Engine()
+    model = EngineChat(
+        engine, Bytes(), name="e", max_tokens=9, max_new_tokens=8, renders_system=True
+    )
+    run_blocking(model.reply("a/0", [Message("system", "S"), Message("user", "U")]))
+    assert engine.requests[0].token_ids.tolist() == [1, *b"U"]
+
+
 @pytest.mark.parametrize(
     ("error", "max_tokens", "kind"),
     [
