@@ -35,6 +35,12 @@ mkdir -p "$GIT_DIR/info"
 cat >"$GIT_DIR/info/attributes" <<'ATTRIBUTES'
 * !diff !merge -text -filter -ident -working-tree-encoding !eol
 ATTRIBUTES
+cat >"$GIT_DIR/info/exclude" <<'EXCLUDE'
+.venv/
+__pycache__/
+*.py[co]
+.pytest_cache/
+EXCLUDE
 cat >"$GIT_DIR/config" <<'CONFIG'
 [core]
   repositoryFormatVersion=0
@@ -161,9 +167,9 @@ def extract_patch(
 ) -> ExtractedPatch:
     """The agent's changes, byte for byte, checked by applying them to the baseline.
 
-    Untracked files are included, ignored ones are not. Binary files, files above the size limit,
-    links that lead outside and repositories inside the work tree are left out with a note. An empty
-    patch is a result, not an error. Raises PatchError when the agent destroyed what is needed, or
+    Untracked files are included; ignored ones, and what Python and its tools leave, are not. Binary
+    files, files above the size limit, links that lead outside and repositories inside the work tree
+    are left out with a note. An empty patch is a result, not an error. Raises PatchError when the agent destroyed what is needed, or
     the patch is above the limits.
     """
     try:

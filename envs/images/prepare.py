@@ -23,7 +23,7 @@ from envs.sandbox.docker.sandbox import DockerSandbox
 
 log = logging.getLogger(__name__)
 
-_RECIPE = "1"  # goes up when prepared images must be made anew
+_RECIPE = "2"  # goes up when prepared images must be made anew
 _BASELINE_LABEL = "agent-rl.baseline"
 _REPOSITORY = "agent-rl/prepared"
 _STORE = "/var/lib/agent-rl/base.git"

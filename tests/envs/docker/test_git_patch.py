@@ -125,6 +125,10 @@ def test_taking_a_patch_leaves_the_agents_index_alone(box: Sandbox, baseline: Ba
 def test_nothing_done_is_an_empty_patch(box: Sandbox, baseline: Baseline) -> None:
     assert extract_patch(box, baseline) == ExtractedPatch(b"")
     sh(box, "touch a.py; mkdir build; echo 1 > build/x; echo 1 > some.log; mkfifo pipe")
+    sh(
+        box,
+        "mkdir -p pkg/__pycache__ .venv/lib; echo 1 > pkg/__pycache__/m.pyc; echo 1 > .venv/lib/x",
+    )
     assert extract_patch(box, baseline).empty
 
 
