@@ -33,7 +33,7 @@ class ConsoleObserver:
         self._last = ""
 
     def stage(self, name: str) -> None:
-        self._console.print(name, style="bold", highlight=False, soft_wrap=True)
+        self._console.print(name, style="bold", highlight=False, markup=False, soft_wrap=True)
 
     def progress(self, what: str, done: int, total: int) -> None:
         line = f"  [{done}/{total}] {what}"
