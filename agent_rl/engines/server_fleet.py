@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from agent_rl.types import Completion, Floats, GenerateRequest, TokenIds
 from routing_cache import RowLayout
 
 EngineKind = Literal["sglang", "vllm"]
+_SERVING, _EXCHANGE = "serving", "weights"  # folders below the work folder
 _TOLERANCES = {"float32": 1e-4, "bfloat16": 0.2}  # of a log-prob, from rounding alone
 
 
@@ -157,10 +159,13 @@ class ServerFleet:
         return self._routed.metrics() | {"fleet_server_restarts": float(restarts)}
 
     async def aclose(self) -> None:
+        """Stop what was launched; logs stay, copies of weights do not. Idempotent."""
         routed, self._routed = self._routed, None
         if routed is not None:
             await routed.aclose()
         await self._stop_servers()
+        for name in (_SERVING, _EXCHANGE):
+            shutil.rmtree(self.spec.work_dir / name, ignore_errors=True)
 
     async def _connect_all(self) -> list[HttpEngine]:
         urls = list(self.spec.urls)
@@ -171,7 +176,7 @@ class ServerFleet:
     async def _launch(self) -> list[str]:
         spec = self.spec
         folder = await asyncio.to_thread(
-            prepare_serving_folder, spec.policy, spec.work_dir / "serving"
+            prepare_serving_folder, spec.policy, spec.work_dir / _SERVING
         )
         for port in free_ports(spec.num_servers):
             server_spec = replace(
@@ -189,7 +194,7 @@ class ServerFleet:
             max_running=spec.max_running,
             capture_routing=spec.capture_routing,
             weight_transfer=spec.weight_transfer,
-            exchange=spec.work_dir / "weights",
+            exchange=spec.work_dir / _EXCHANGE,
             template=spec.policy,
             verify_tolerance=_TOLERANCES[spec.dtype],
         )
