@@ -169,8 +169,8 @@ def extract_patch(
 
     Untracked files are included; ignored ones, and what Python and its tools leave, are not. Binary
     files, files above the size limit, links that lead outside and repositories inside the work tree
-    are left out with a note. An empty patch is a result, not an error. Raises PatchError when the agent destroyed what is needed, or
-    the patch is above the limits.
+    are left out with a note. An empty patch is a result, not an error. Raises PatchError when the
+    agent destroyed what is needed, or the patch is above the limits.
     """
     try:
         return _extract(sandbox, baseline, limits or PatchLimits())
