@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 import types
 import typing
@@ -99,6 +100,11 @@ def dump_config(config: RunConfig) -> str:
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
 
 
+def top_level_keys(path: Path) -> list[str]:
+    """Names of the sections and values at the top of a YAML file. Raises ``ConfigError``."""
+    return list(_read_file(path))
+
+
 def config_surface() -> list[str]:
     """Every key with its type and default, one line each: what a config may contain."""
     return list(_surface(RunConfig, ""))
@@ -127,7 +133,7 @@ for _tag, _pattern, _first in (
 
 def _construct_mapping(loader: _CoreLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     keys = [loader.construct_object(key) for key, _ in node.value]
-    for key in {key for key in keys if keys.count(key) > 1}:
+    for key in (key for key in keys if keys.count(key) > 1):
         raise yaml.constructor.ConstructorError(
             None, None, f"key {key!r} appears twice", node.start_mark
         )
@@ -136,7 +142,12 @@ def _construct_mapping(loader: _CoreLoader, node: yaml.MappingNode) -> dict[Any,
 
 
 def _construct_float(loader: _CoreLoader, node: yaml.ScalarNode) -> float:
-    return float(loader.construct_scalar(node).replace("_", ""))
+    value = float(loader.construct_scalar(node).replace("_", ""))
+    if not math.isfinite(value):
+        raise yaml.constructor.ConstructorError(
+            None, None, f"{node.value} is too large for a float", node.start_mark
+        )
+    return value
 
 
 _CoreLoader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)

@@ -13,6 +13,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -53,6 +54,14 @@ ReplayMode = Literal["off", "r2", "r3"]
 _ScheduleLoss = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
 
 _ALIGNMENT = 8  # padded widths are multiples of it: fewer distinct shapes to allocate for
+
+
+@dataclass(frozen=True)
+class _MiniBatch:
+    """What one optimizer step trains."""
+
+    batches: list[MicroBatch]  # of this data-parallel rank
+    has_targets: bool  # of any rank: all ranks must agree whether to step, or one waits for ever
 
 
 class MegatronTrainer:
@@ -114,7 +123,7 @@ class MegatronTrainer:
         with _threads(self._config.trainer.num_threads), self._replay.step():
             coverage = check_samples(samples, self._config.routing, self._weight_version)
             minis = self._plan(samples, mode)
-            every = [batch for mini in minis for batch in mini]
+            every = [batch for mini in minis for batch in mini.batches]
             totals = StepTotals(self._replay.layers)
             totals.add_samples(samples, coverage, self._weight_version)
             old: Mapping[int, torch.Tensor] = {}
@@ -208,17 +217,19 @@ class MegatronTrainer:
 
     # --- one step ---------------------------------------------------------------------------
 
-    def _plan(self, samples: Sequence[TrainSample], mode: ReplayMode) -> list[list[MicroBatch]]:
+    def _plan(self, samples: Sequence[TrainSample], mode: ReplayMode) -> list[_MiniBatch]:
         """Mini-batches of micro-batches; the split depends on seed and version alone."""
         order = np.random.default_rng([self._config.seed, self._weight_version])
         parts = np.array_split(
             order.permutation(len(samples)),
             min(len(samples), self._config.algorithm.num_mini_steps),
         )
-        minis: list[list[MicroBatch]] = []
+        minis: list[_MiniBatch] = []
         for part in parts:
-            first = sum(len(mini) for mini in minis)
-            minis.append(self._lay_out(samples, part.tolist(), mode, first_index=first))
+            first = sum(len(mini.batches) for mini in minis)
+            batches = self._lay_out(samples, part.tolist(), mode, first_index=first)
+            has_targets = any(bool(samples[i].loss_mask[1:].any()) for i in part)
+            minis.append(_MiniBatch(batches, has_targets))
         return minis
 
     def _lay_out(
@@ -271,15 +282,15 @@ class MegatronTrainer:
         return old
 
     def _update(
-        self, batches: Sequence[MicroBatch], old: Mapping[int, torch.Tensor], totals: StepTotals
+        self, mini: _MiniBatch, old: Mapping[int, torch.Tensor], totals: StepTotals
     ) -> None:
         """One optimizer step over one mini-batch; none when nothing in it is trained."""
-        if not any(int(batch.units.sum()) for batch in batches):
+        if not mini.has_targets:
             totals.empty_mini_batches += 1
             return
         self._model.zero_grad_buffer()
         self._optimizer.zero_grad()
-        self._run(batches, partial(self._loss_of, old, totals), forward_only=False)
+        self._run(mini.batches, partial(self._loss_of, old, totals), forward_only=False)
         self._require_finite()
         totals.add_update(self._optimizer.step())
 

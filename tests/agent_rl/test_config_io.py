@@ -138,6 +138,8 @@ def test_mandatory_value_left_open_is_a_fault(tmp_path: Path) -> None:
         ("a: b: c", "not valid YAML"),
         ("- 1", "expected a mapping"),
         ("seed: 1\nseed: 2", "appears twice"),
+        ("? [a]\n: 1\n? [a]\n: 2", "appears twice"),
+        ("optim: {lr: 1e999}", "1e999 is too large for a float"),
         ("\x00", "not valid YAML"),
     ],
 )
