@@ -172,11 +172,11 @@ def test_predictions_made_elsewhere(run_root: Path) -> None:
     """A stripped last newline, a binary hunk with its data, an empty patch, and some absent."""
     file = run_root / "elsewhere.jsonl"
     patches = {
-        CRLF: CRLF.gold.removesuffix("\n"),
-        PACK: _binary_patch(PACK),
-        STACK: "",
+        CRLF.instance_id: CRLF.gold.removesuffix("\n"),
+        PACK.instance_id: _binary_patch(PACK),
+        STACK.instance_id: "",
     }
-    write_predictions(file, (Prediction(s.instance_id, "x/y", p) for s, p in patches.items()))
+    write_predictions(file, (Prediction(key, "x/y", patch) for key, patch in patches.items()))
     dataset = str(run_root / "rows.jsonl")
     where = ("--dataset", dataset, "--name", "elsewhere", "--root", str(run_root / "runs"))
     outcomes = finish(run_root, "grade", str(file), *where, "--workers", "2", "--timeout", "60")
