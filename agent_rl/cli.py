@@ -60,7 +60,8 @@ def train(
 @app.command(
     name="eval",
     epilog="Examples: agent-rl eval runs/repair_tiny · agent-rl eval configs/repair_tiny.yaml "
-    "tasks.heldout_split=confirm · agent-rl eval runs/repair_tiny --step 50",
+    "tasks.heldout_split=confirm · agent-rl eval runs/repair_tiny --step 50 · "
+    "agent-rl eval configs/eval/swebench_verified.yaml dataset.max_instances=10",
 )
 def evaluate(
     source: Annotated[Path, typer.Argument(help="a run folder, or a YAML configuration")],
@@ -68,9 +69,17 @@ def evaluate(
     step: Annotated[int | None, typer.Option(help="checkpoint of a run; default: newest")] = None,
     json: Annotated[Path | None, typer.Option(help="also write the result here")] = None,
 ) -> None:
-    """Measure the held-out resolve rate of a checkpoint."""
+    """Measure a checkpoint on held-out tasks, or run a benchmark such as SWE-bench."""
     from agent_rl.commands.evaluate import evaluate_command
+    from agent_rl.config_io import top_level_keys
 
+    sections = top_level_keys(source) if source.is_file() else []
+    for point in entry_points(group="agent_rl.evaluations"):
+        if point.name in sections:
+            if step is not None or json is not None:
+                raise ConfigError([f"{source}: --step and --json are for run folders only"])
+            point.load()(source, overrides)
+            return
     evaluate_command(source, overrides or [], step, json)
 
 

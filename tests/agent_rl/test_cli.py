@@ -98,3 +98,10 @@ def test_doctor_is_satisfied_here() -> None:
     result = _run("doctor", CONFIG)
     assert result.returncode == 0, result.stdout
     assert "ready" in result.stdout
+
+
+def test_a_benchmark_configuration_goes_to_its_own_evaluation() -> None:
+    config = str(REPOSITORY / "configs" / "eval" / "swebench_verified.yaml")
+    result = _run("eval", config, "grading.num_workerz=1")
+    assert result.returncode == 2
+    assert "did you mean grading.num_workers?" in result.stderr
