@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
+from agent_rl.trainer.advantage import group_relative
 from agent_rl.types import Group, Status, Trajectory
 
 
@@ -42,8 +45,9 @@ def resolve_rate(trajectories: Sequence[Trajectory]) -> float:
 
 
 def _has_signal(group: Group) -> bool:
-    rewards = {t.reward for t in group.valid}
-    return len(rewards) > 1
+    """As in ``build_samples``: rewards that differ by rounding alone teach nothing."""
+    rewards = np.array([t.reward for t in group.valid], np.float64)
+    return bool(group_relative(rewards, False).any())
 
 
 def _mean(values: Sequence[float]) -> float:

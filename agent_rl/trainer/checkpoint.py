@@ -63,7 +63,7 @@ class CheckpointStore:
     def save(self, step: int, write: Callable[[Path], object]) -> Path:
         """Have ``write`` fill an empty folder, then publish it as the checkpoint of ``step``.
 
-        Of the older ones the last ``keep_last - 1`` are kept. Raises ``CheckpointError``
+        Of the older ones the last ``keep_last - 1`` whole ones are kept. Raises ``CheckpointError``
         when the disk is full or the folder stays empty; whatever ``write`` raises passes through.
         Either way the folder is removed and earlier checkpoints are untouched.
         """
@@ -134,7 +134,11 @@ class CheckpointStore:
     def _prune(self, saved: int) -> None:
         """Remove the oldest, through a name nobody reads; never ``saved`` nor anything newer."""
         older = sorted((c for c in self._complete() if c[0] < saved), reverse=True)
-        for step, folder in older[self._keep_last - 1 :]:
+        # One that lost a file must not push out one that can be resumed from. Its contents were
+        # hashed when it was written; sizes are enough here.
+        whole = [c for c in older if damage(c[1], contents=False) is None]
+        kept = whole[: self._keep_last - 1]
+        for step, folder in (c for c in older if c not in kept):
             doomed = self._root / f".replaced-{step:08d}-{os.getpid()}"
             os.rename(folder, doomed)
             shutil.rmtree(doomed, ignore_errors=True)
@@ -152,8 +156,11 @@ class CheckpointStore:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def damage(folder: Path) -> str | None:
-    """Why the files of ``folder`` do not match its manifest, or None when they do."""
+def damage(folder: Path, *, contents: bool = True) -> str | None:
+    """Why the files of ``folder`` do not match its manifest, or None when they do.
+
+    Without ``contents`` only names and sizes are compared.
+    """
     path = folder / MANIFEST
     try:
         files = json.loads(path.read_text())["files"]
@@ -170,7 +177,7 @@ def damage(folder: Path) -> str | None:
             return f"{name} is missing"
         if file.stat().st_size != size:
             return f"{name}: got={file.stat().st_size} bytes expected={size}"
-        if _sha256(file) != digest:
+        if contents and _sha256(file) != digest:
             return f"{name}: content does not match its digest"
     return None
 
