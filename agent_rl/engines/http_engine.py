@@ -215,13 +215,16 @@ class HttpEngine:
         """Give a restarted server the weights it had; call it inside :meth:`closed`."""
         layout = self._layout if self.options.capture_routing else None
         with self._weights_in_doubt(self._version):
+            await self.server.resume()  # a paused server would not answer the probe
             await probe_server(
                 self.server,
                 layout,
                 vocab_size=self._vocab_size,
                 weight_version=self._version,
             )
+            await self.server.pause()
             await self._weights.restore(self._version)
+            await self.server.resume()
 
     async def recover(self) -> None:
         """After the server came back: restore its weights and take requests again."""

@@ -106,6 +106,8 @@ class FakeSGLang(httpx.AsyncBaseTransport):
         return httpx.Response(200, json=answer)
 
     async def _generate(self, request: httpx.Request, body: Answer) -> httpx.Response:
+        while self.paused and self.up:
+            await asyncio.sleep(0.001)
         stopped = self.running.setdefault(str(body["rid"]), asyncio.Event())
         try:
             await asyncio.wait_for(stopped.wait(), self.latency_s or 0.001)
