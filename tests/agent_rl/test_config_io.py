@@ -31,7 +31,7 @@ def test_empty_file_gives_the_defaults(tmp_path: Path) -> None:
 
 
 def test_every_config_in_the_repository_is_valid() -> None:
-    files = sorted((REPOSITORY / "configs").rglob("*.yaml"))
+    files = sorted((REPOSITORY / "configs").glob("*.yaml"))  # of training; eval has its own schema
     assert files
     for file in files:
         load_config(file)

@@ -161,7 +161,7 @@ def test_a_stage_reads_the_rows_of_its_own_global_layers(
         rollout_logprobs=np.zeros(6, np.float32),
         advantages=np.zeros(6, np.float32),
         weight_versions=(0,),
-        routed_experts=ArrayRows(layout, ids, sent),
+        routed_experts=ArrayRows(layout, ids, layout.canonical(sent)),
     )
     batch = lay_out([sample], [0], index=0, layout=layout, layers=stage)
     assert batch.rows[:, :, 0, 0].tolist() == [[layer] * 5 for layer in wanted]
