@@ -125,11 +125,18 @@ def unshare(spec: SandboxSpec, scratch: str, procs_files: tuple[str, ...]) -> La
             executable = bind.source + executable.removeprefix(bind.target)
             break
     parent = os.path.dirname(binds[-1].source)
-    masked = (*_MASKED, *(str(root) for root in [_PROJECT_ROOT] if root.parent != root))
+    masked = (*_MASKED, *_hidden_project())
     argv += _server_argv(
         spec, executable, parent, _WORKSPACE, visible=folders, binds=binds, masked=masked
     )
     return _launch(argv, spec, folders, procs_files, _WORKSPACE)
+
+
+def _hidden_project() -> list[str]:
+    """The project's own folder, unless a masked folder hides it already."""
+    root = _PROJECT_ROOT
+    hidden = any(root.is_relative_to(folder) for folder in _MASKED)
+    return [] if hidden or root.parent == root else [str(root)]
 
 
 def process(spec: SandboxSpec, scratch: str, procs_files: tuple[str, ...]) -> Launch:
