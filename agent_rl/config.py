@@ -147,7 +147,7 @@ class TrainerConfig:
     expert_parallel: int = 1
     sequence_parallel: bool = False
     recompute: Literal["none", "selective", "full"] = "none"
-    num_threads: int = 2
+    num_threads: int = 1  # on CPU; more pay off only for larger models on an idle machine
 
 
 @dataclass(frozen=True)
