@@ -95,8 +95,8 @@ PREPARATIONS = (
     Leak("tools on the path", "for t in pytest git python3 bash;"
          " do printf '#!/bin/sh\\necho PASSED\\nexit 0\\n'"
          " > /usr/local/bin/$t; chmod +x /usr/local/bin/$t; done"),
-    Leak("sitecustomize", "cd $(python3 -c 'import site; print(site.getsitepackages()[0])')"
-         " && echo 'import os; os._exit(0)' > sitecustomize.py"),
+    Leak("sitecustomize", "(cd $(python3 -c 'import site; print(site.getsitepackages()[0])')"
+         " && echo 'import os; os._exit(0)' > sitecustomize.py)"),
     Leak("hooks that rewrite", "printf '#!/bin/sh\\ncp /tmp/x .\\n' | tee .git/hooks/post-checkout"
          " .git/hooks/pre-commit; chmod +x .git/hooks/*"),
     Leak("settings that run code", "git config diff.external 'echo forged';"
