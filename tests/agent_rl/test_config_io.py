@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 
 from agent_rl.config import RunConfig
-from agent_rl.config_io import config_surface, dump_config, load_config, load_resolved
+from agent_rl.config_io import (
+    config_surface,
+    dump_config,
+    load_config,
+    load_resolved,
+    top_level_keys,
+)
 from agent_rl.errors import ConfigError
 
 REPOSITORY = Path(__file__).parents[2]
