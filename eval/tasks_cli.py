@@ -37,7 +37,7 @@ def make(
     cpu: Annotated[int, typer.Option(help="CPU seconds of one test run")] = 60,
     workers: Annotated[int, typer.Option(help="test runs at a time")] = 2,
     base_image: Annotated[
-        str, typer.Option(help="images start from it: needs git, python3, pytest")
+        str, typer.Option(help="images start from it: git, python3, requirements.txt")
     ] = "python-tasks:latest",
 ) -> None:
     """Inject bugs, keep those that the repository's own tests notice, write the rows."""
@@ -77,3 +77,9 @@ def show_made(report: MakeReport, out: Path, console: Console) -> None:
     for path, reason in report.test_files_left_out.items():
         console.print(f"not used: {path}: {reason}", highlight=False, soft_wrap=True)
     console.print(f"rows and image contexts in {out}", highlight=False, soft_wrap=True)
+    console.print(
+        f"the base image needs {out / 'requirements.txt'}; check it with: agent-rl swebench grade"
+        f" gold --dataset {out / 'swebench.jsonl'} --name check",
+        highlight=False,
+        soft_wrap=True,
+    )

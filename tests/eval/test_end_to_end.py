@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from specimens import CALC, CRLF, PACK, SHAPES, SPECIMENS, STACK, Specimen, write_dataset
+from eval_scripts import SCRIPT, WANTED
+from swe_specimens import CALC, CRLF, PACK, SHAPES, SPECIMENS, STACK, Specimen, write_dataset
 
 from envs.tasks.from_repository.rows import commit_tree
 from eval.outcomes import Counts, Outcome
 from eval.predictions import Prediction, read_predictions, write_predictions
-from scripts import SCRIPT, WANTED
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow]
 

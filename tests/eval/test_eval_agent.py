@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from fakes import FakeEnv, run_blocking
+from eval_fakes import FakeEnv, run_blocking
 
 from agent_rl.view.record import EpisodeRecord
 from envs.actions import Prompts

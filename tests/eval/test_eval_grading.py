@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from rows import make_prediction, make_row
+from eval_rows import make_prediction, make_row
 
 from envs.tasks.swebench import SweBenchRow
 from eval.errors import PredictionsError

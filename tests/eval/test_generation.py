@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fakes import FakeEnv, run_blocking
-from rows import make_row
+from eval_fakes import FakeEnv, run_blocking
+from eval_rows import make_row
 
 from agent_rl.view.record import EpisodeRecord
 from envs.actions import Prompts

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
-from rows import make_prediction, make_row
+from eval_rows import make_prediction, make_row
 
 from eval.errors import HarnessError
 from eval.harness import Grade, HarnessOptions, OfficialHarness, check_harness, foreign_images
@@ -184,7 +184,7 @@ def test_the_harness_dies_with_the_process_that_started_it(tmp_path: Path, progr
         f"""
         import sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from rows import make_prediction, make_row
+        from eval_rows import make_prediction, make_row
         from eval.harness import HarnessOptions, OfficialHarness
         from pathlib import Path
         options = HarnessOptions({sys.executable!r}, 1, 5)

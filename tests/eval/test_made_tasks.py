@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from specimens import IMAGE_BASE
+from swe_specimens import IMAGE_BASE
 
 from envs.base import Score
 from envs.images.grading import ImageGrader

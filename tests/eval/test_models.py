@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import run_blocking
+from eval_fakes import run_blocking
 
 from agent_rl.errors import CapacityError, EngineError
 from agent_rl.protocols import Weights

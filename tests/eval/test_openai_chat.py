@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from fakes import run_blocking
+from eval_fakes import run_blocking
 
 from eval.errors import ContextFullError, ModelError
 from eval.models import ChatReply, Message, OpenAIChat

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from rows import make_prediction
+from eval_rows import make_prediction
 
 from eval.errors import PredictionsError
 from eval.predictions import (

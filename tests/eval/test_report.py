@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from rows import make_row
+from eval_rows import make_row
 
 from agent_rl.view.record import EpisodeRecord, TurnRecord
 from eval.harness import Grade

@@ -19,6 +19,7 @@ from envs.tasks.from_repository.candidates import Candidate, candidates
 from envs.tasks.from_repository.issue import write_issue
 from envs.tasks.from_repository.made_task import MadeTask
 from envs.tasks.from_repository.repository import Repository, read_repository
+from envs.tasks.from_repository.requirements import requirements
 from envs.tasks.from_repository.store import write_folder
 from envs.tasks.from_repository.validate import Validator, Verdict
 from envs.tasks.syntax_mutations import check_kinds
@@ -40,7 +41,7 @@ class MakeOptions:
     cpu_s: int = 60  # likewise; a bug that takes longer hangs
     num_workers: int = 2
     sandbox: str = "auto"
-    base_image: str = "python-tasks:latest"  # needs git, python3 and pytest
+    base_image: str = "python-tasks:latest"  # needs git, python3 and what requirements.txt says
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,10 @@ def make_tasks(
     finally:
         pool.close()
     write_folder(out, repository, report.tasks, options.base_image)
+    needed = requirements(repository)
+    (out / "requirements.txt").write_text("".join(f"{line}\n" for line in needed))
     summary = {k: v for k, v in asdict(report).items() if k != "tasks"}
+    summary["base_image_needs"] = needed
     (out / "report.json").write_text(json.dumps(summary, indent=2) + "\n")
     return report
 

@@ -1,7 +1,8 @@
 """The folder that a task maker writes, and reading it back.
 
 ``tasks.jsonl`` (with ``repository.tar.gz``, the correct tree) for sandboxes without images;
-``swebench.jsonl`` and ``r2e_gym.jsonl`` with ``images/<task>/`` for those with; ``report.json``.
+``swebench.jsonl`` and ``r2e_gym.jsonl`` with ``images/<task>/`` for those with; ``report.json``;
+``requirements.txt``, what images need.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ ENV VIRTUAL_ENV=/testbed/.venv PATH=/testbed/.venv/bin:$PATH
 """
 _BUILD = """\
 #!/bin/sh
-# Builds the image of every task here. The base image needs git, python3 and pytest.
+# Builds the image of every task here. The base image needs git, python3 and the packages of
+# ../requirements.txt: the tests were validated with them, and some are skipped without.
 set -eu
 cd "$(dirname "$0")"
 """

@@ -16,6 +16,7 @@ from envs.patch_apply import apply_patch
 from envs.tasks.from_repository import MakeOptions, load_tasks, make_tasks
 from envs.tasks.from_repository.make import find_tasks
 from envs.tasks.from_repository.repository import Repository, read_repository
+from envs.tasks.from_repository.requirements import requirements
 from envs.tasks.from_repository.rows import r2e_name
 from envs.tasks.from_repository.store import load_made_tasks, write_folder
 from envs.tasks.from_repository.validate import Validator
@@ -110,6 +111,17 @@ def test_unusable_sources_are_refused(tmp_path: Path) -> None:
         read_repository(sdist(tmp_path / "c-1.tar.gz", {"../../evil.py": b""}))
 
 
+def test_what_images_need_is_what_is_imported_and_installed() -> None:
+    files = {
+        **FILES,
+        "src/own/__init__.py": b"import calc, own\nfrom . import yaml\n",
+        "tests/test_more.py": b"import os, numpy.linalg\ntry:\n    import absent\nexcept E: pass\n",
+        "broken.py": b"import (",
+    }
+    needed = requirements(Repository("calc", "1", files))
+    assert [line.partition("==")[0] for line in needed] == ["numpy", "pytest"]
+
+
 VERDICTS: dict[str, tuple[SuiteReport, str | None]] = {
     "kept": (report(low="FAILED"), None),
     "unnoticed": (report(), "no_test_fails"),
@@ -197,6 +209,7 @@ def test_every_bug_tried_is_kept_or_refused_for_a_reason(made: Path) -> None:
     assert summary["refused"]["no_test_fails"] >= 1  # nothing tests ``unused``
     assert summary["kept"] >= 2
     assert summary["num_tests"] == 4
+    assert (made / "requirements.txt").read_text().startswith("pytest==")
 
 
 @pytest.mark.slow

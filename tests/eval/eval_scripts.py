@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specimens import CALC, CRLF, MUTE, NAMES, PACK, QUEUE, RUNNER, SHAPES, STACK, TREE, WORDS
+from swe_specimens import CALC, CRLF, MUTE, NAMES, PACK, QUEUE, RUNNER, SHAPES, STACK, TREE, WORDS
 
 from eval.outcomes import Outcome
 
