@@ -94,15 +94,14 @@ class Worker:
 
     def close(self) -> None:
         """Hang up, wait, then kill. Idempotent."""
-        if self._process.returncode is None:
-            with contextlib.suppress(OSError):
-                self._stdin.close()
-            try:
-                self._process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._stdout.close()
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._stdout.close()
         self._release()
 
     def _make_group(self, spec: SandboxSpec) -> Cgroup | None:
