@@ -100,3 +100,26 @@ def engine(
     console.print(table)
     if json is not None:
         write_aside(json, orjson.dumps(figures.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
+
+
+@bench_app.command(epilog="Example: agent-rl bench cache --json cache.json")
+def cache(json: JsonFile = None) -> None:
+    """Size and speed of the routing cache against plain numpy (under 90 seconds)."""
+    from routing_cache.bench import main
+
+    raise typer.Exit(main([] if json is None else ["--json", str(json)]))
+
+
+@bench_app.command(
+    epilog="Example: agent-rl bench sandbox --json sandbox.json (needs a container engine: "
+    "scripts/docker/start.sh)"
+)
+def sandbox(
+    image: Annotated[str | None, typer.Option(help="image to run, one with bash")] = None,
+    episodes: Annotated[int, typer.Option(help="episodes played under random kills")] = 200,
+    json: JsonFile = None,
+) -> None:
+    """Latency of each kind of sandbox, and what killed controllers leave behind."""
+    from agent_rl.bench.sandbox import DEFAULT_IMAGE, main
+
+    main(json, image=image or DEFAULT_IMAGE, episodes=episodes)
