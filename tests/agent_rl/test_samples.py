@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from agent_rl.config import AlgorithmConfig, RunConfig
+from agent_rl.config import AlgorithmConfig, RolloutConfig, RunConfig
 from agent_rl.samples import build_samples
 from agent_rl.types import Group, Status, Trajectory
 
@@ -43,7 +43,12 @@ def test_a_group_of_failures_teaches_nothing() -> None:
 
 
 def test_too_few_valid_members_teach_nothing() -> None:
+    """Two survivors have a spread, but a baseline of two may be less than what was asked for."""
     assert build_samples([_group(1.0, None, None)], CONFIG) == []
+    group = _group(1.0, 0.0, None, None)
+    assert len(build_samples([group], CONFIG)) == 2
+    strict = RunConfig(rollout=RolloutConfig(min_valid_members=3))
+    assert build_samples([group], strict) == []
 
 
 @pytest.mark.parametrize("normalize", [True, False])
