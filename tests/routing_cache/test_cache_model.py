@@ -57,8 +57,11 @@ class CacheMachine(RuleBasedStateMachine):
     sessions = Bundle("sessions")
     leases = Bundle("leases")
 
-    @initialize(policy=st.sampled_from(["first", "latest"]))
-    def start(self, policy: str) -> None:
+    @initialize(
+        policy=st.sampled_from(["first", "latest"]),
+        histories=st.lists(st.lists(TOKEN, min_size=2, max_size=8).map(tuple), max_size=4),
+    )
+    def start(self, policy: str, histories: list[Tokens]) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.policy = policy
         self.cache = RoutingCache(
@@ -70,14 +73,27 @@ class CacheMachine(RuleBasedStateMachine):
         self.rows: dict[int, set[Tokens]] = {}  # version -> prefixes whose last row is known
         self.known_tokens: dict[int, set[Tokens]] = {}  # version -> prefixes in the tree
         self.live: list[ModelSession] = []
+        self.seeded: list[ModelSession] = []
         self.live_leases: list[ModelLease] = []
         self.lossy = False  # after an eviction the tree may know less than the model
+        for number, history in enumerate(histories):
+            session = self.open_session(1 + number % 2)
+            self.record(session, history[:1], history[1:], False, 0)
+            self.seeded.append(session)
+
+    @rule(target=sessions)
+    def take_seeded(self) -> ModelSession:
+        """Hand the sessions of the start to the other rules, one by one."""
+        return self.seeded.pop() if self.seeded else multiple()
 
     def teardown(self) -> None:
         if hasattr(self, "folder"):
             self.folder.cleanup()
 
     @rule(target=sessions, version=st.integers(1, 3))
+    def new_session(self, version: int) -> ModelSession:
+        return self.open_session(version)
+
     def open_session(self, version: int) -> ModelSession:
         model = ModelSession(self.cache.session(version, engine=f"e{version}"), version)
         self.live.append(model)
@@ -86,6 +102,9 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(session=sessions, keep=st.integers(0, 30), more=FEW_TOKENS)
     def adopt(self, session: ModelSession, keep: int, more: Tokens) -> None:
         """Extend the history, or leave it somewhere and go on differently."""
+        self.adopt_tokens(session, keep, more)
+
+    def adopt_tokens(self, session: ModelSession, keep: int, more: Tokens) -> None:
         tokens = session.tokens[:keep] + more
         known = session.real.adopt(np.array(tokens, np.int32))
         common = 0
@@ -112,10 +131,15 @@ class CacheMachine(RuleBasedStateMachine):
         newer=st.booleans(),
         back=st.integers(0, 4),
     )
-    def record(
+    def take_turn(
         self, session: ModelSession, observed: Tokens, sampled: Tokens, newer: bool, back: int
     ) -> None:
         """A turn: a suffix, or a reply that overlaps what is known, maybe under newer weights."""
+        self.record(session, observed, sampled, newer, back)
+
+    def record(
+        self, session: ModelSession, observed: Tokens, sampled: Tokens, newer: bool, back: int
+    ) -> None:
         if newer:
             session.version = min(3, session.version + 1)
         new = observed + sampled
@@ -149,6 +173,21 @@ class CacheMachine(RuleBasedStateMachine):
             ):
                 session.row_versions[p] = session.version
                 version_rows.add(prefix)
+        self.check_match(self.cache, tokens, {session.version})
+        self.check_match(self.cache, tokens[: 1 + len(tokens) // 2], {1, 2, 3})
+
+    @rule(session=sessions, keep=st.integers(0, 30), observed=FEW_TOKENS, sampled=FEW_TOKENS)
+    def play(self, session: ModelSession, keep: int, observed: Tokens, sampled: Tokens) -> None:
+        """What an agent loop does: the prompt is adopted, then the reply recorded."""
+        self.adopt_tokens(session, keep, observed)
+        self.record(session, (), sampled, False, 0)
+
+    @rule(target=sessions, version=st.integers(1, 2), prompt=FEW_TOKENS, sampled=FEW_TOKENS)
+    def sibling(self, version: int, prompt: Tokens, sampled: Tokens) -> ModelSession:
+        """Another sample of a group, which may have come when its prompt was not known yet."""
+        session = self.open_session(version)
+        self.record(session, prompt, sampled, False, 0)
+        return session
 
     @rule(session=sessions, sampled=FEW_TOKENS)
     def record_nothing(self, session: ModelSession, sampled: Tokens) -> None:
@@ -289,6 +328,8 @@ class CacheMachine(RuleBasedStateMachine):
             return
         check_integrity(self.cache)
         for model in self.live:
+            with model.real.lease() as own:
+                self.check_rows(own.gather(), model.tokens, model.row_versions)
             assert model.real.num_tokens == len(model.tokens)
             assert model.real.num_rows == len(model.row_versions)
             assert tuple(model.real.token_ids.tolist()) == model.tokens
@@ -312,7 +353,7 @@ def run(examples: int, steps: int) -> None:
 
 
 def test_the_cache_behaves_like_a_dictionary() -> None:
-    run(examples=40, steps=20)
+    run(examples=60, steps=20)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from routing_cache import CodecError, DigestMismatchError, LayoutError, RoutingCacheError, RowLayout
 from routing_cache.bench import make_rows
-from routing_cache.codec import decode, encode
+from routing_cache.codec import decode, elias_fano, encode
 from routing_cache.codec.bits import id_bits, pack_ids, unpack_ids
 
 LAYOUTS = [
@@ -228,6 +228,27 @@ def test_hostile_bytes_give_the_packages_own_errors_or_valid_rows(data: st.DataO
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 16 << 20
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[2], LAYOUTS[5]], ids=str)
+def test_a_set_that_is_none_is_refused_even_without_a_checksum(layout: RowLayout) -> None:
+    """Two equal or falling low parts under one high part, and an id past the last expert."""
+    k, experts = layout.moe_top_k, layout.num_experts
+    good = np.tile(np.arange(k, dtype=layout.dtype), (2, layout.num_moe_layers, 1))
+    encoded = bytearray(elias_fano.encode(good, layout))
+    np.testing.assert_array_equal(elias_fano.decode(memoryview(encoded), 2, layout), good)
+    unary = (k + ((experts - 1) >> ((experts // k).bit_length() - 1)) + 7) // 8
+    lows = 2 * layout.num_moe_layers * unary
+    encoded[lows:] = bytes(len(encoded) - lows)  # all low parts zero: ids repeat
+    with pytest.raises(CodecError, match="no set"):
+        elias_fano.decode(memoryview(encoded), 2, layout)
+    top = experts - k + np.arange(k)
+    encoded = bytearray(
+        elias_fano.encode(np.broadcast_to(top, good.shape).astype(layout.dtype), layout)
+    )
+    encoded[:unary] = bytes(unary)
+    with pytest.raises(CodecError, match="number of ones"):
+        elias_fano.decode(memoryview(encoded), 2, layout)
 
 
 def test_a_header_that_claims_four_billion_rows_allocates_nothing() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing_cache import LayoutError, RowLayout, check_rows, spread_rows
-from routing_cache.routed_experts import as_token_ids
+from routing_cache.routed_experts import _surely_distinct, as_token_ids
 
 RNG = np.random.default_rng(1)
 
@@ -175,6 +175,17 @@ def test_a_fault_is_found_in_every_place_of_a_large_block() -> None:
         flat[place, 7] = flat[place, place % 7]
         assert check_rows(rows, layout).num_bad == 1
         flat[place, 7] = 7
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 1000])
+@pytest.mark.parametrize("experts", [8, 200, 256, 40_000])
+def test_good_rows_never_take_the_slow_check(num_rows: int, experts: int) -> None:
+    """Zeros at the end of a block must not look like repeats of what follows it."""
+    layout = RowLayout(3, (0, 1, 2), experts, 4)
+    rows = np.tile(np.array([3, 2, 1, 0], layout.dtype), (num_rows, 3, 1))
+    assert _surely_distinct(rows, layout)
+    rows[-1, -1, 0] = 0
+    assert not _surely_distinct(rows, layout)
 
 
 def test_padding_rows_are_valid_and_even_across_expert_parallel_ranks() -> None:

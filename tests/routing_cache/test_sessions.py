@@ -233,6 +233,14 @@ def test_only_the_prompt_would_be_reusable_if_the_key_were_taken_too_early() -> 
     assert cache.match(ids(*range(1, 11)), {1}).num_rows == 9
 
 
+def test_a_lookup_that_ends_inside_an_edge_counts_only_its_own_rows() -> None:
+    cache = RoutingCache(LAYOUT)
+    turn(cache.session(1), tuple(range(10)), 5)
+    for length in range(1, 13):
+        match = cache.match(ids(*range(length)), {1})
+        assert (match.num_tokens, match.num_rows) == (min(length, 10), min(length, 9))
+
+
 def test_siblings_share_their_prompt() -> None:
     cache = RoutingCache(LAYOUT)
     prompt = tuple(range(50))
