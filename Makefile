@@ -4,7 +4,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup train test test-slow test-engines record-engines check format clean
+.PHONY: help setup train test test-docker test-engines record-engines check format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -18,6 +18,9 @@ train: setup ## Train the tiny MoE repair agent with R3 (about 10 minutes on two
 test: setup ## Fast and slow tests that need no daemon (under 6 minutes on two cores)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal \
 		-m "not docker and not sglang and not ray and not gpu" $(ARGS)
+
+test-docker: setup ## Contract, red-team and training tests on a private Docker daemon (root)
+	@bash scripts/docker/test.sh $(ARGS)
 
 test-engines: setup ## Contract, failure and training tests on real SGLang and vLLM servers (CPU)
 	@bash scripts/engines/test.sh $(ENGINES)
