@@ -1,4 +1,7 @@
-"""Write ``requirements.lock``: what is installed here of everything that ``make setup`` needs.
+"""Write the lock files: what is installed here of everything that the project needs.
+
+``requirements.lock`` is what ``make setup`` installs; ``requirements-eval.lock`` is what the official
+SWE-bench harness adds to it.
 
 Run it in a working ``.venv`` after changing dependencies in pyproject.toml.
 """
@@ -42,9 +45,14 @@ def closure(root: str, extras: tuple[str, ...]) -> dict[str, str]:
 def main() -> None:
     pins = closure("agent-rl", EXTRAS)
     pins |= {name: metadata.version(name) for name in _BUILD}
-    lines = [f"{name}=={version}" for name, version in sorted(pins.items())]
-    header = "# Made by scripts/lock.py; what `make setup` installs.\n"
-    Path("requirements.lock").write_text(header + "\n".join(lines) + "\n")
+    _write("requirements.lock", pins)
+    harness = closure("agent-rl", ("eval",))
+    _write("requirements-eval.lock", {k: v for k, v in harness.items() if k not in pins})
+
+
+def _write(file: str, pins: dict[str, str]) -> None:
+    lines = [f"{name}=={version}\n" for name, version in sorted(pins.items())]
+    Path(file).write_text("# Made by scripts/lock.py.\n" + "".join(lines))
 
 
 if __name__ == "__main__":

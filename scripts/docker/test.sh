@@ -15,5 +15,8 @@ trap finish EXIT
 
 "$here/start.sh" >/dev/null
 "$here/base_image.sh"
-OMP_NUM_THREADS=1 "${PYTHON:-.venv/bin/python}" -m pytest -m docker "$@"
+python=${PYTHON:-.venv/bin/python}
+"$python" -c 'import swebench' 2>/dev/null \
+  || "$python" -m pip install --quiet --disable-pip-version-check -r requirements-eval.lock
+OMP_NUM_THREADS=1 "$python" -m pytest -m docker "$@"
 "$here/mini_swe_agent.sh"
