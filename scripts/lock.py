@@ -1,7 +1,7 @@
 """Write the lock files: what is installed here of everything that the project needs.
 
-``requirements.lock`` is what ``make setup`` installs; ``requirements-eval.lock`` is what the official
-SWE-bench harness adds to it.
+``requirements.lock`` is what ``make setup`` installs; ``requirements-eval.lock`` is what the
+official SWE-bench harness adds to it.
 
 Run it in a working ``.venv`` after changing dependencies in pyproject.toml.
 """
