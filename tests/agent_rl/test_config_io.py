@@ -10,7 +10,6 @@ from agent_rl.config_io import (
     dump_config,
     load_config,
     load_resolved,
-    top_level_keys,
 )
 from agent_rl.errors import ConfigError
 
