@@ -27,10 +27,10 @@ class RowsLease(SegmentRows):
     ) -> None:
         super().__init__(layout, segments, tail_tokens, num_tokens, digester)
         self._store = store
-        self._slabs = slabs
         self._released = False
-        store.pin(self._slabs)
-        store.num_leases += 1
+        # Emptied by the first release: popping is atomic, so two threads cannot both give back.
+        self._held = [slabs]
+        store.open_lease(slabs)
 
     @property
     def is_released(self) -> bool:
@@ -38,12 +38,12 @@ class RowsLease(SegmentRows):
 
     def release(self) -> None:
         """Give the rows back; they may then be evicted. Idempotent, any thread."""
-        if self._released:
+        try:
+            slabs = self._held.pop()
+        except IndexError:
             return
         self._released = True
-        self._store.unpin(self._slabs)
-        self._store.num_leases -= 1
-        self._slabs = set[Slab]()
+        self._store.close_lease(slabs)
         self._segments, self._joined = (), []
 
     def __enter__(self) -> RowsLease:

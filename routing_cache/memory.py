@@ -211,8 +211,22 @@ class RowStore:
                 slab.pins += 1
 
     def unpin(self, slabs: Iterable[Slab]) -> None:
-        """Any thread may give a pin back."""
+        """Give pins back."""
         with self._lock:
+            for slab in slabs:
+                slab.pins -= 1
+
+    def open_lease(self, slabs: Iterable[Slab]) -> None:
+        """Pin ``slabs`` for a lease."""
+        with self._lock:
+            self.num_leases += 1
+            for slab in slabs:
+                slab.pins += 1
+
+    def close_lease(self, slabs: Iterable[Slab]) -> None:
+        """Give a lease's pins back; any thread."""
+        with self._lock:
+            self.num_leases -= 1
             for slab in slabs:
                 slab.pins -= 1
 

@@ -145,9 +145,9 @@ class RadixTree(Generic[P]):
             done += common
             if inside + common < len(node.edge):
                 return Position(node, num_tokens + common // TOKEN_BYTES)
-        starts_with = key.startswith
+        starts_with, width = key.startswith, TOKEN_BYTES
         while done < size:
-            child = node.children.get(key[done : done + TOKEN_BYTES])
+            child = node.children.get(key[done : done + width])
             if child is None:
                 break
             node, edge = child, child.edge

@@ -284,8 +284,8 @@ def as_token_ids(token_ids: object) -> TokenIds:
         LayoutError: not one-dimensional, not integers, or out of int32.
     """
     ids = np.asarray(token_ids)
-    if ids.dtype == _INT32 and ids.ndim == 1:
-        return np.ascontiguousarray(ids)
+    if ids.dtype == _INT32 and ids.ndim == 1 and ids.flags.c_contiguous:
+        return ids
     if ids.size == 0 and ids.ndim == 1:
         return np.empty(0, np.int32)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":

@@ -131,3 +131,15 @@ def test_a_lease_released_during_a_gather_never_reads_as_missing() -> None:
     lease._runs = release_in_between  # type: ignore[method-assign, assignment]
     with pytest.raises(Exception, match="released"):
         lease.gather()
+
+
+def test_a_lease_released_by_many_threads_at_once_is_given_back_once() -> None:
+    cache = RoutingCache(LAYOUT)
+    for _ in range(50):
+        lease = take_turn(cache, tuple(range(30)), (1, 2))
+        slabs = {segment.slab for segment in lease.segments}
+        with ThreadPoolExecutor(8) as pool:
+            for done in [pool.submit(lease.release) for _ in range(8)]:
+                done.result()
+        assert cache.stats().num_leases == 0
+        assert [slab.pins for slab in slabs] == [0] * len(slabs)
