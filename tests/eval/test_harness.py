@@ -23,7 +23,10 @@ from eval.harness import Grade, HarnessOptions, OfficialHarness, check_harness, 
 from eval.outcomes import Outcome
 
 STAND_IN = f"""\
-#!{sys.executable}
+#!/bin/sh
+''':'
+exec "{sys.executable}" "$0" "$@"  # no interpreter line may hold a path with a space
+'''
 import json, pathlib, sys, time
 arguments = sys.argv[3:]
 value = lambda name: arguments[arguments.index(name) + 1]

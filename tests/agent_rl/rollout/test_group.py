@@ -184,8 +184,24 @@ def test_a_retry_keeps_the_members_seed_in_a_session_of_its_own() -> None:
     assert len(set(by_session.values())) == 1
 
 
+class GatedGenerator(ScriptedGenerator):
+    """Answers nobody before ``num_members`` have asked, so that all of them start together."""
+
+    def __init__(self, num_members: int) -> None:
+        super().__init__(says(TOKENIZER, "view", "submit"))
+        self.num_awaited = num_members
+        self.everyone_asked = asyncio.Event()
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        self.num_awaited -= 1
+        if self.num_awaited <= 0:
+            self.everyone_asked.set()
+        await self.everyone_asked.wait()
+        return await super().generate(request)
+
+
 def test_members_that_start_together_overlap_on_the_prompt_without_disagreement() -> None:
-    engine = CountingGenerator()
+    engine = GatedGenerator(8)
     cache = RoutingCache(engine.row_layout)
 
     async def work(executor: ThreadPoolExecutor) -> list[Group]:
