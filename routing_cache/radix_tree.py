@@ -30,6 +30,10 @@ class Payload(Protocol):
         """Keep what belongs to tokens before ``at``; return the rest. Mutates."""
         ...
 
+    def grow(self) -> None:
+        """The node's edge has become longer. Mutates."""
+        ...
+
 
 P = TypeVar("P", bound=Payload)
 
@@ -174,6 +178,7 @@ class RadixTree(Generic[P]):
         grown = len(node.edge) + len(rest)
         if node.parent is not None and not node.children and grown <= _MAX_GROWN_EDGE_BYTES:
             node.edge += rest
+            node.payload.grow()
             self._lru.edge_bytes += len(rest)
         else:
             child = Node(rest, num_tokens, node, self._empty())

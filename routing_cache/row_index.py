@@ -14,8 +14,8 @@ class RowIndex:
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
-        # Set once every row from the root to this node's end was seen to be known. It stays true:
-        # rows are replaced but never taken away from a node with descendants.
+        # Set once every row from the root to this node's end was seen to be known. It stays true
+        # until the node grows: rows are replaced, but never taken away.
         self.prefix_known = False
 
     def split(self, at: int) -> RowIndex:
@@ -25,6 +25,10 @@ class RowIndex:
         rest.segments = [s.clip(at, s.stop) for s in self.segments if s.stop > at]
         self.segments = [s.clip(s.start, at) for s in self.segments if s.start < at]
         return rest
+
+    def grow(self) -> None:
+        """The node has new tokens, whose rows are not known yet. Mutates."""
+        self.prefix_known = False
 
     def put(self, segment: Segment) -> None:
         """Make ``segment`` the known rows of its range, replacing what it covers. Mutates."""

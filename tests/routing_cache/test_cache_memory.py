@@ -226,3 +226,24 @@ def test_one_session_never_holds_more_than_one_unfinished_slab() -> None:
     assert cache.stats().row_bytes <= 2.1 * session.num_rows * ROW_BYTES
     session.close()
     assert cache.stats().row_bytes <= 1.05 * 179 * ROW_BYTES
+
+
+def test_an_entry_that_grows_again_after_an_eviction_does_not_claim_new_rows() -> None:
+    """A stem whose branches were evicted is a leaf again and grows in place."""
+    cache = RoutingCache(LAYOUT)
+    for tokens in ((2, 0), (2, 1)):
+        session = cache.session(1)
+        session.record(
+            np.array(tokens, np.int32),
+            true_rows(1, tokens, 0, 1),
+            start=0,
+            weight_version=1,
+            num_prefill=1,
+        )
+        session.close()
+    assert cache.match([2], {1}) == (1, 1, (1,))
+    for leaf in list(cache.lru.leaves):
+        cache.lru.remove(leaf)
+    fill(cache, 2, 5).close()
+    assert cache.match([2, 1, 2, 3, 4], {1}) == (5, 4, (1,))
+    check_integrity(cache)
