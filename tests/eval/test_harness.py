@@ -207,7 +207,7 @@ def test_the_harness_dies_with_the_process_that_started_it(tmp_path: Path, progr
     )
     sites = f"{tmp_path / 'site'}:{Path(__file__).parents[2]}"
     (tmp_path / "wrapper").write_text(
-        f'#!/bin/sh\nexec env PYTHONPATH={sites} {sys.executable} "$@"\n'
+        f'#!/bin/sh\nexec env "PYTHONPATH={sites}" "{sys.executable}" "$@"\n'
     )
     (tmp_path / "wrapper").chmod(stat.S_IRWXU)
     code = code.replace(repr(sys.executable), repr(str(tmp_path / "wrapper")))
