@@ -319,7 +319,8 @@ class RoutingCache:
         deepest, num_tokens = tree.walk(key)
         self.lru.touch(deepest)
         # Climb to the last node whose whole prefix is known, then count rows on the way down.
-        node, unsure = deepest, list[Node[RowIndex]]()
+        node = deepest
+        unsure: list[Node[RowIndex]] = []
         while node.parent is not None and not node.payload.prefix_known:
             unsure.append(node)
             node = node.parent

@@ -151,10 +151,11 @@ class RadixTree(Generic[P]):
                 return Position(node, num_tokens + common // TOKEN_BYTES)
         starts_with, width = key.startswith, TOKEN_BYTES
         while done < size:
-            child = node.children.get(key[done : done + width])
-            if child is None:
+            try:  # a miss ends the walk, so hits should be cheap: this runs once a node
+                node = node.children[key[done : done + width]]
+            except KeyError:
                 break
-            node, edge = child, child.edge
+            edge = node.edge
             if starts_with(edge, done):
                 done += len(edge)
                 continue
