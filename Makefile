@@ -12,7 +12,7 @@ help: ## Show this list
 setup: ## Virtual environment, pinned dependencies, bubblewrap (through apt where root)
 	@bash scripts/setup.sh
 
-train: setup ## Train the tiny MoE repair agent with R3 (about 10 minutes on two cores)
+train: setup ## Train the tiny MoE repair agent with R3 (six to seven minutes on two cores)
 	@$(BIN)/agent-rl train configs/repair_tiny.yaml $(ARGS)
 
 test: setup ## Fast and slow tests that need no daemon (under 6 minutes on two cores)
