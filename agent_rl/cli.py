@@ -92,11 +92,14 @@ def rollout(
     overrides: Overrides = None,
     task: Annotated[int, typer.Option(help="number of the held-out task, from 0")] = 0,
     seed: Annotated[int, typer.Option(help="seed of the sampling")] = 0,
+    export: Annotated[
+        Path | None, typer.Option(help="also write the task here, as a git repository")
+    ] = None,
 ) -> None:
     """Play one episode and show it: issue, turns, tool output, patch, reward, routing."""
     from agent_rl.commands.rollout import rollout_command
 
-    rollout_command(source, overrides or [], task, seed)
+    rollout_command(source, overrides or [], task, seed, export)
 
 
 @app.command(epilog="Examples: agent-rl doctor · agent-rl doctor configs/repair_tiny.yaml")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 
 from agent_rl.config import RunConfig
@@ -223,6 +225,36 @@ def _sandbox(config: RunConfig) -> Iterator[Fault]:
         )
 
 
+def _sandbox_program(config: RunConfig) -> Iterator[Fault]:
+    """Cheap part of the check; whether the program really works is probed before the run."""
+    programs = {"bubblewrap": "bwrap", "unshare": "unshare"}
+    kind = config.sandbox.kind
+    wanted = list(programs) if kind == "auto" else [kind] if kind in programs else []
+    if wanted and not any(shutil.which(programs[name]) for name in wanted):
+        names = " or ".join(programs[name] for name in wanted)
+        yield (
+            "sandbox.kind",
+            f"got {kind}, expected {names} on the PATH; install it (apt-get install bubblewrap)",
+        )
+
+
+def _divides(config: RunConfig) -> Iterator[Fault]:
+    """Parallel sizes against the policy's own."""
+    try:
+        text = (policy_folder(config.policy.path) / "config.json").read_text()
+    except (ConfigError, OSError):
+        return  # reported by another rule
+    model = json.loads(text)
+    for key, size, what in (
+        ("trainer.expert_parallel", config.trainer.expert_parallel, "num_local_experts"),
+        ("trainer.tensor_parallel", config.trainer.tensor_parallel, "num_attention_heads"),
+        ("trainer.pipeline_parallel", config.trainer.pipeline_parallel, "num_hidden_layers"),
+    ):
+        total = model.get(what)
+        if isinstance(total, int) and size > 0 and total % size:
+            yield key, f"got {size}, expected a divisor of the policy's {what} ({total})"
+
+
 def _paths(config: RunConfig) -> Iterator[Fault]:
     if not config.name or "/" in config.name or config.name in (".", ".."):
         yield "name", f"got {config.name!r}, expected a plain folder name"
@@ -244,5 +276,7 @@ RULES: tuple[Callable[[RunConfig], Iterator[Fault]], ...] = (
     _optim,
     _parallel,
     _sandbox,
+    _sandbox_program,
+    _divides,
     _paths,
 )

@@ -17,9 +17,12 @@ from agent_rl.interrupt import run_interruptible
 from agent_rl.rollout.agent import run_trajectory
 from agent_rl.types import Trajectory
 from envs.base import Task
+from envs.tasks.write_repository import write_repository
 
 
-def rollout_command(path: Path, overrides: Sequence[str], number: int, seed: int) -> None:
+def rollout_command(
+    path: Path, overrides: Sequence[str], number: int, seed: int, export: Path | None
+) -> None:
     """Play held-out task ``number`` once and show everything about it."""
     console = Console()
     source = open_source(path, overrides)
@@ -27,6 +30,9 @@ def rollout_command(path: Path, overrides: Sequence[str], number: int, seed: int
     if not 0 <= number < len(heldout):
         raise ConfigError([f"--task: got {number}, expected 0 to {len(heldout) - 1}"])
     task = heldout[number]
+    if export is not None:
+        commit = write_repository(task, export, hidden_tests=True)
+        console.print(f"{export}: commit {commit[:12]}, with the hidden tests", soft_wrap=True)
     run_interruptible(_play(console, source, task, seed))
 
 

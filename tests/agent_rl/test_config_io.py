@@ -168,3 +168,24 @@ def test_saved_config_reads_back_equal(tmp_path: Path) -> None:
     config = _load(tmp_path, "", ["optim.lr=1e-6", "train.max_wall_s=2.5", "name=a"])
     (tmp_path / "saved.yaml").write_text(dump_config(config))
     assert load_resolved(tmp_path / "saved.yaml") == config
+
+
+def test_parallel_sizes_must_divide_the_policy(tmp_path: Path) -> None:
+    problems = _problems(
+        tmp_path, "trainer: {expert_parallel: 3, tensor_parallel: 4, pipeline_parallel: 2}"
+    )
+    assert [problem.split(": ", 2)[1] for problem in problems] == [
+        "trainer.expert_parallel",
+        "trainer.tensor_parallel",
+        "trainer.pipeline_parallel",
+    ]
+    assert problems[0].endswith("got 3, expected a divisor of the policy's num_local_experts (32)")
+
+
+def test_a_sandbox_without_its_program_is_a_fault_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    problems = _problems(tmp_path, "train: {steps: 0}\nsandbox: {kind: bubblewrap}")
+    assert [problem.split(": ", 2)[1] for problem in problems] == ["train.steps", "sandbox.kind"]
+    assert "bwrap" in problems[1]
