@@ -245,8 +245,9 @@ def _divides(config: RunConfig) -> Iterator[Fault]:
     except (ConfigError, OSError):
         return  # reported by another rule
     model = json.loads(text)
+    experts = "num_experts" if "num_experts" in model else "num_local_experts"
     for key, size, what in (
-        ("trainer.expert_parallel", config.trainer.expert_parallel, "num_local_experts"),
+        ("trainer.expert_parallel", config.trainer.expert_parallel, experts),
         ("trainer.tensor_parallel", config.trainer.tensor_parallel, "num_attention_heads"),
         ("trainer.pipeline_parallel", config.trainer.pipeline_parallel, "num_hidden_layers"),
     ):
