@@ -118,8 +118,9 @@ class _TrainingRun:
 
     def finish(self, before: Evaluation, after: Evaluation) -> Summary:
         metrics = read_metrics(self._folder.metrics_file)
+        completed = len(metrics) == self._config.train.steps  # or a time limit ended it earlier
         summary = summarize(
-            self._config.name, self._config.seed, metrics, before, after, completed=True
+            self._config.name, self._config.seed, metrics, before, after, completed=completed
         )
         plot_run(
             metrics,

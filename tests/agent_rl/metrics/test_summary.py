@@ -1,0 +1,49 @@
+"""What a run's summary and the resolve-rate interval say."""
+
+import pytest
+
+from agent_rl.metrics.intervals import wilson
+from agent_rl.metrics.summary import Evaluation, summarize
+
+
+def _evaluation(rate: float, total: int) -> Evaluation:
+    return Evaluation(rate, total, 0, {"all": (round(rate * total), total)}, 3.0)
+
+
+def _step(step: int, tokens: int, replayed: float, kl: float, f2: float) -> dict[str, float]:
+    return {
+        "step": step,
+        "num_tokens": tokens,
+        "replayed_fraction": replayed,
+        "kl_k3_rollout_old": kl,
+        "f_2": f2,
+        "time_step_s": 2.0,
+    }
+
+
+def test_interval_of_a_known_proportion() -> None:
+    """8 of 10: the textbook Wilson interval."""
+    low, high = wilson(8, 10)
+    assert (low, high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson(0, 20)[0] == 0.0
+    assert wilson(20, 20)[1] == 1.0
+
+
+def test_replayed_fraction_is_over_tokens_not_steps() -> None:
+    metrics = [_step(1, 300, 1.0, 2e-5, 0.0), _step(2, 100, 0.0, 4e-5, 1e-3)]
+    summary = summarize("a", 0, metrics, _evaluation(0.4, 10), _evaluation(0.8, 10), completed=True)
+    assert summary.replayed_fraction == pytest.approx(0.75)
+    assert summary.kl_mean == pytest.approx(3e-5)
+    assert summary.f2_max == 1e-3
+    assert summary.train_wall_s == 4.0
+    assert (summary.resolve_rate_before, summary.resolve_rate_after) == (0.4, 0.8)
+
+
+def test_steps_without_signal_count_for_time_only() -> None:
+    metrics = [_step(1, 100, 1.0, 2e-5, 0.0), {"step": 2, "time_step_s": 1.0}]
+    summary = summarize("a", 0, metrics, _evaluation(0, 5), _evaluation(1, 5), completed=False)
+    assert summary.replayed_fraction == 1.0
+    assert summary.train_wall_s == 3.0
+    assert summary.num_heldout == 5
+    assert not summary.completed
