@@ -109,7 +109,9 @@ class Segment(NamedTuple):
 
 
 def clip_all(segments: Iterable[Segment], start: int, stop: int) -> list[Segment]:
-    """The parts of ``segments`` inside ``[start, stop)``."""
+    """The parts of ``segments`` inside ``[start, stop)``; none when that is empty or inverted."""
+    if start >= stop:
+        return []
     return [s.clip(start, stop) for s in segments if s.start < stop and s.stop > start]
 
 

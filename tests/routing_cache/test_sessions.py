@@ -350,6 +350,21 @@ class TestVersions:
         assert cache.session(3).adopt(ids(*self.tokens), weight_versions={1}) == 5
         assert cache.match(ids(*self.tokens), ()).num_tokens == 0
 
+    def test_a_neighbour_under_the_new_version_that_left_before_the_known_rows(self) -> None:
+        """Its tree matches three tokens where this session already has four rows."""
+        cache = RoutingCache(LAYOUT)
+        old, new = (2, 0, 0, 0, 0), (2, 0, 0, 1, 0, 0, 1)
+        session = cache.session(2)
+        turn(session, old, 1, version=2)
+        turn(cache.session(3), new, 5, version=3)
+        turn(session, (*old, 0, 0), 5, version=3, number=1)
+        rows, present = session.lease().gather()
+        assert present.tolist() == [True] * 6 + [False]
+        np.testing.assert_array_equal(rows[:4], true_rows(2, old, 0, 4))
+        np.testing.assert_array_equal(rows[4:6], true_rows(3, (*old, 0, 0), 4, 6))
+        session.lease().verify(ids(*old, 0, 0))
+        assert cache.match(ids(*old, 0, 0), {3}) == (7, 3, (3,))
+
     def test_an_update_while_a_request_is_in_flight_keeps_the_open_session(self) -> None:
         cache = RoutingCache(LAYOUT)
         idle, busy = cache.session(1), cache.session(1)
