@@ -39,8 +39,8 @@ def check(lease: RowsLease, tokens: tuple[int, ...], rng: random.Random) -> None
 
 
 def test_threads_read_snapshots_while_the_owner_appends_evicts_and_spills(tmp_path: Path) -> None:
-    cache = RoutingCache(LAYOUT, budget_bytes=60_000, spill_dir=tmp_path)
-    handed: queue.Queue[tuple[RowsLease, tuple[int, ...]] | None] = queue.Queue(maxsize=30)
+    cache = RoutingCache(LAYOUT, budget_bytes=150_000, spill_dir=tmp_path)
+    handed: queue.Queue[tuple[RowsLease, tuple[int, ...]] | None] = queue.Queue(maxsize=10)
     faults: list[BaseException] = []
 
     def read(seed: int) -> None:
