@@ -116,13 +116,18 @@ def doctor(
 @app.command(epilog="Example: agent-rl warmstart policies/mine --seed 1")
 def warmstart(
     folder: Annotated[Path, typer.Argument(help="where the policy is written (a new folder)")],
-    seed: Annotated[int, typer.Option(help="of demonstrations and weights")] = 0,
-    num_demos: Annotated[int, typer.Option(help="demonstrations in each of two stages")] = 40_000,
+    recipe: Annotated[
+        str, typer.Option(help="tiny_moe, or bench_moe32, bench_moe8, bench_dense of bench r3")
+    ] = "tiny_moe",
+    seed: Annotated[int | None, typer.Option(help="of demonstrations and weights")] = None,
+    num_demos: Annotated[
+        int | None, typer.Option(help="demonstrations in each of two stages")
+    ] = None,
 ) -> None:
-    """Make the starting policy again: scripted noisy demonstrations, imitated."""
+    """Make a shipped starting policy again: scripted noisy demonstrations, imitated."""
     from agent_rl.commands.warmstart import warmstart_command
 
-    warmstart_command(folder, seed, num_demos)
+    warmstart_command(folder, recipe, seed, num_demos)
 
 
 @contextmanager

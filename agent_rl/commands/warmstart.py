@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -10,14 +11,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from agent_rl.errors import ConfigError
 
 
-def warmstart_command(folder: Path, seed: int, num_demos: int) -> None:
-    """Train the starting policy and say how to measure it."""
-    from agent_rl.warmstart.run import WarmstartConfig, warmstart
+def warmstart_command(folder: Path, recipe: str, seed: int | None, num_demos: int | None) -> None:
+    """Train a starting policy and say how to measure it."""
+    from agent_rl.warmstart.recipes import RECIPES
+    from agent_rl.warmstart.run import warmstart
 
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError([f"warmstart: got {folder}, which is not empty; expected a new folder"])
-    if num_demos < 64:
+    if num_demos is not None and num_demos < 64:
         raise ConfigError([f"warmstart: got --num-demos {num_demos}, expected 64 or more"])
+    if recipe not in RECIPES:
+        raise ConfigError([f"warmstart: got --recipe {recipe}, expected one of {sorted(RECIPES)}"])
+    config = RECIPES[recipe]
+    config = replace(
+        config,
+        seed=config.seed if seed is None else seed,
+        num_demos=config.num_demos if num_demos is None else num_demos,
+    )
     console = Console()
     columns = (
         TextColumn("{task.description}"),
@@ -33,7 +43,7 @@ def warmstart_command(folder: Path, seed: int, num_demos: int) -> None:
             note = f"loss {loss:.3f}, {tokens_per_s:,.0f} tokens/s"
             progress.update(tasks[stage - 1], completed=step, total=num_steps, note=note)
 
-        record = warmstart(WarmstartConfig(seed=seed, num_demos=num_demos), folder, report)
+        record = warmstart(config, folder, report)
     console.print(
         f"{record['num_parameters']:,.0f} parameters in {record['wall_s']:.0f} s: {folder}"
     )

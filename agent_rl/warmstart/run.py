@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 from transformers import Qwen3MoeForCausalLM
@@ -31,6 +32,7 @@ class WarmstartConfig:
     seed: int = 0
     num_demos: int = 40_000
     num_threads: int = 1
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the weights as written
     shape: TinyMoEShape = field(default_factory=TinyMoEShape)
     skills: tuple[DemoSkill, DemoSkill] = (
         DemoSkill(right_line=0.80, right_code=0.55),
@@ -79,7 +81,7 @@ def warmstart(config: WarmstartConfig, folder: Path, report: Report) -> dict[str
     folder.mkdir(parents=True, exist_ok=True)
     model.generation_config.eos_token_id = tokenizer.end_id
     model.generation_config.pad_token_id = tokenizer.pad_id
-    model.save_pretrained(folder)
+    model.to(getattr(torch, config.dtype)).save_pretrained(folder)
     tokenizer.save(folder)
     (folder / "warmstart.json").write_text(
         json.dumps({"recipe": asdict(config), "record": record}, indent=2) + "\n"

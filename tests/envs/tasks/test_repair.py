@@ -156,3 +156,13 @@ def test_code_that_would_never_end_is_not_run(tasks: list[RepairTask]) -> None:
     xs, t = keep.specimen.args[0], keep.fixed[0].split(" ")[0]
     body = tuple(line.replace(f"{t}.append", f"{xs}.append") for line in keep.fixed)
     assert run_trusted(keep.specimen, body, [([30],)]) == [Raised("timeout")]
+
+
+def test_code_that_adds_its_own_list_to_itself_is_not_run(tasks: list[RepairTask]) -> None:
+    total = next(task for task in tasks if task.specimen.name == "total")
+    xs = total.specimen.args[0]
+    start, loop, _, last = total.fixed
+    for line, wanted in ((f"{xs} += {xs} * 9", "timeout"), (f"{xs} += 9", "TypeError")):
+        assert run_trusted(total.specimen, (start, loop, f"    {line}", last), [([2],)]) == [
+            Raised(wanted)
+        ]
