@@ -4,36 +4,42 @@ A sample of T tokens feeds tokens 0..T-2: the last sampled token is never fed, s
 At fed position p the logits predict token p+1 and the routers use row p. Every per-token value of
 a *target* (loss mask, advantage, log-prob) therefore sits at the position that predicts it.
 
-Axis letters: B sequences, S padded positions, L MoE layers of this rank, K experts per token.
+Where a position lies on this rank says ``grid``; a rank reads only the layers of its pipeline
+stage and the tokens of its context- and sequence-parallel part from a sample's rows.
+
+Axis letters: B grid rows, S local columns, S' columns of this sequence-parallel rank, L MoE layers
+of this rank, K experts per token.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 
 from agent_rl.errors import ReplayError
+from agent_rl.trainer.grid import Grid, Part, packed_grid, padded_grid
 from agent_rl.trainer.router_replay import ReplayTable
 from agent_rl.types import TrainSample
 from routing_cache import RowLayout, spread_rows
 
 Reduction = Literal["token", "sequence"]
+WHOLE = Part()
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One padded forward. Tensors are on the CPU; right padding."""
+    """One forward of this rank. Tensors are on the CPU."""
 
     index: int  # its key in the replay tables, unique within a step
     samples: tuple[int, ...]  # positions in the step's sample list, one a sequence
-    lengths: tuple[int, ...]  # fed tokens of each sequence
+    lengths: tuple[int, ...]  # fed tokens of each sequence, on all ranks together
     token_ids: torch.Tensor  # [B, S] int64, 0 on padding
-    position_ids: torch.Tensor  # [B, S] int64
+    position_ids: torch.Tensor  # [B, S] int64, of the position in its sequence
+    sequence_ids: torch.Tensor  # [B, S] int64: which of ``samples``; -1 on padding
     labels: torch.Tensor  # [B, S] int64, the next token
     loss_mask: torch.Tensor  # [B, S] bool, the label was sampled by the policy
     rollout_logprobs: torch.Tensor  # [B, S] float32 of the labels
@@ -41,70 +47,30 @@ class MicroBatch:
     weights: torch.Tensor  # [B, S] float32: what a token's loss is multiplied by
     units: torch.Tensor  # [B, S] int32: adds up to what the summed loss is divided by
     padding: torch.Tensor  # [B, S] bool
-    rows: torch.Tensor  # [L, S, B, K] uint8 or int16, position-major like Megatron's tokens
-    present: torch.Tensor  # [S, B] bool
+    rows: torch.Tensor  # [L, S', B, K] uint8 or int16, position-major like Megatron's tokens
+    present: torch.Tensor  # [S', B] bool
+    part: Part = WHOLE
+    boundaries: tuple[int, ...] | None = None  # packed: where sequences begin, over all ranks
 
     @property
     def num_tokens(self) -> int:
-        """Fed tokens, padding left out."""
+        """Fed tokens of the whole micro-batch, padding left out."""
         return sum(self.lengths)
 
-    def table(self, *, replay: bool, sp_rank: int = 0, sp_size: int = 1) -> ReplayTable:
-        """What the routers of one sequence-parallel rank see; ``replay=False`` routes live."""
-        length = self.present.shape[0] // sp_size
-        own = slice(sp_rank * length, (sp_rank + 1) * length)
-        rows, present = self.rows[:, own], self.present[own]
+    def routed(self, field: torch.Tensor) -> torch.Tensor:
+        """A ``[B, S]`` field at the tokens that this rank's routers see, in their order ``[N]``."""
+        width = field.shape[1] // self.part.sp_size
+        own = slice(self.part.sp_rank * width, (self.part.sp_rank + 1) * width)
+        return field[:, own].T.flatten()
+
+    def table(self, *, replay: bool) -> ReplayTable:
+        """What this rank's routers see; ``replay=False`` routes live."""
+        present = self.present.flatten()
         return ReplayTable(
-            rows=rows.flatten(1, 2),
-            present=present.flatten() if replay else torch.zeros(present.numel(), dtype=torch.bool),
-            padding=self.padding.T[own].flatten(),
+            rows=self.rows.flatten(1, 2),
+            present=present if replay else torch.zeros_like(present),
+            padding=self.routed(self.padding),
         )
-
-
-def plan_micro_batches(
-    lengths: Sequence[int],
-    *,
-    token_budget: int,
-    alignment: int = 1,
-    num_ranks: int = 1,
-    multiple_of: int = 1,
-) -> list[list[tuple[int, ...]]]:
-    """Which samples go into which micro-batch of which data-parallel rank.
-
-    ``lengths`` are fed tokens. Samples are sorted by length so that little is padded, dealt to the
-    ranks in turn, and packed while the padded size stays within ``token_budget``; a sample longer
-    than that gets a micro-batch of its own. Every rank gets the same number of micro-batches, a
-    multiple of ``multiple_of``: where samples run out they are empty, so that all ranks take the
-    same collective steps.
-    """
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    plan = [
-        _pack(order[rank::num_ranks], lengths, token_budget, alignment) for rank in range(num_ranks)
-    ]
-    count = max([1, *(len(batches) for batches in plan)])
-    count = math.ceil(count / multiple_of) * multiple_of
-    return [batches + [()] * (count - len(batches)) for batches in plan]
-
-
-def _pack(
-    order: Sequence[int], lengths: Sequence[int], budget: int, alignment: int
-) -> list[tuple[int, ...]]:
-    batches: list[tuple[int, ...]] = []
-    current: list[int] = []
-    for i in order:  # longest first: the first one sets the padded width
-        width = aligned(lengths[current[0]] if current else lengths[i], alignment)
-        if current and width * (len(current) + 1) > budget:
-            batches.append(tuple(current))
-            current = []
-        current.append(i)
-    if current:
-        batches.append(tuple(current))
-    return batches
-
-
-def aligned(length: int, alignment: int) -> int:
-    """``length`` rounded up to a multiple of ``alignment``, at least one."""
-    return max(1, math.ceil(length / alignment)) * alignment
 
 
 def fed_tokens(sample: TrainSample) -> int:
@@ -119,60 +85,102 @@ def lay_out(
     index: int,
     layout: RowLayout,
     layers: Sequence[int] | None = None,
+    part: Part = WHOLE,
+    packed: bool = False,
     alignment: int = 1,
+    at_least: tuple[int, int] = (1, 1),
     reduction: Reduction = "token",
     use_rows: bool = True,
 ) -> MicroBatch:
-    """Lay ``samples[i] for i in indices`` out as one padded micro-batch.
+    """This rank's part of ``samples[i] for i in indices``, laid out as one micro-batch.
 
-    ``layers`` are the global numbers of the MoE layers that this rank runs (None: all). A label
-    of token 0 has no position that predicts it and drops out. Padding is routed to K distinct
-    experts that walk evenly over all of them; a missing row likewise, but stays marked missing.
+    ``layers`` are the global numbers of the MoE layers that this rank runs (None: all),
+    ``at_least`` the (rows, width) over all ranks to fill up to. A label of token 0 has no position
+    that predicts it and drops out. Padding is routed to K distinct experts that walk evenly over
+    all of them; a missing row likewise, but stays marked missing.
 
     Raises ``ReplayError`` naming the sample when rows are of another shape than the model's, out
     of range, or repeat an expert.
     """
     chosen = [samples[i] for i in indices]
     lengths = tuple(fed_tokens(sample) for sample in chosen)
-    num, width = max(1, len(chosen)), aligned(max(lengths, default=0), alignment)
-    slots = [layout.moe_layers.index(layer) for layer in layers or layout.moe_layers]
-    ids, labels = np.zeros((2, num, width), dtype=np.int64)
-    rollout, advantages, weights = np.zeros((3, num, width), dtype=np.float32)
-    mask, units = np.zeros((num, width), dtype=bool), np.zeros((num, width), dtype=np.int32)
-    padding = np.ones((num, width), dtype=bool)
-    rows = spread_rows(width * num, layout)[:, slots].astype(row_dtype(layout.num_experts))
-    rows = rows.reshape(width, num, len(slots), -1).transpose(2, 0, 1, 3).copy()  # [L, S, B, K]
-    present = np.zeros((width, num), dtype=bool)
-    for b, (sample, n) in enumerate(zip(chosen, lengths, strict=True)):
-        ids[b, :n], labels[b, :n] = sample.token_ids[:n], sample.token_ids[1:]
-        mask[b, :n], padding[b, :n] = sample.loss_mask[1:], False
-        rollout[b, :n] = np.where(sample.loss_mask, sample.rollout_logprobs, 0.0)[1:]
-        advantages[b, :n] = np.where(sample.loss_mask, sample.advantages, 0.0)[1:]
-        weights[b], units[b] = _loss_units(mask[b], reduction)
-        if use_rows and sample.routed_experts is not None and n:
-            got, have = _sample_rows(sample, n, slots, layout)
-            rows[:, :n, b][:, have] = got[have].swapaxes(0, 1)
-            present[:n, b] = have
+    make_grid = packed_grid if packed else padded_grid
+    grid = make_grid(lengths, part, alignment=alignment, at_least=at_least)
+    values = _Values.of(grid, chosen, reduction)
+    slots = tuple(
+        layout.moe_layers.index(layer)
+        for layer in (layout.moe_layers if layers is None else layers)
+    )
+    rows, present = _lay_out_rows(grid, chosen if use_rows else (), lengths, part, layout, slots)
     return MicroBatch(
         index=index,
         samples=tuple(indices),
         lengths=lengths,
-        token_ids=torch.from_numpy(ids),
-        position_ids=torch.arange(width).expand(num, width),
-        labels=torch.from_numpy(labels),
-        loss_mask=torch.from_numpy(mask),
-        rollout_logprobs=torch.from_numpy(rollout),
-        advantages=torch.from_numpy(advantages),
-        weights=torch.from_numpy(weights),
-        units=torch.from_numpy(units),
-        padding=torch.from_numpy(padding),
+        token_ids=torch.from_numpy(values.ids),
+        position_ids=torch.from_numpy(values.positions),
+        sequence_ids=torch.from_numpy(values.sequences),
+        labels=torch.from_numpy(values.labels),
+        loss_mask=torch.from_numpy(values.mask),
+        rollout_logprobs=torch.from_numpy(values.rollout),
+        advantages=torch.from_numpy(values.advantages),
+        weights=torch.from_numpy(values.weights),
+        units=torch.from_numpy(values.units),
+        padding=torch.from_numpy(values.sequences < 0),
         rows=torch.from_numpy(rows),
         present=torch.from_numpy(present),
+        part=part,
+        boundaries=grid.boundaries,
     )
 
 
+@dataclass
+class _Values:
+    """What has one number a position, ``[B, S]`` each."""
+
+    ids: np.ndarray
+    positions: np.ndarray
+    sequences: np.ndarray
+    labels: np.ndarray
+    mask: np.ndarray
+    rollout: np.ndarray
+    advantages: np.ndarray
+    weights: np.ndarray
+    units: np.ndarray
+
+    @classmethod
+    def of(cls, grid: Grid, samples: Sequence[TrainSample], reduction: Reduction) -> _Values:
+        shape = (grid.num_rows, grid.width)
+        ids, positions, labels = np.zeros((3, *shape), dtype=np.int64)
+        sequences = np.full(shape, -1, dtype=np.int64)
+        rollout, advantages, weights = np.zeros((3, *shape), dtype=np.float32)
+        mask, units = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=np.int32)
+        out = cls(ids, positions, sequences, labels, mask, rollout, advantages, weights, units)
+        # Of whole sequences: a context-parallel rank holds a part of them.
+        shares = [_loss_units(np.asarray(s.loss_mask[1:], dtype=bool), reduction) for s in samples]
+        for span in grid.spans:
+            columns = slice(span.column, span.column + span.stop - span.start)
+            positions[span.row, columns] = np.arange(span.start, span.stop)
+            if span.sequence >= len(samples):
+                continue
+            sample = samples[span.sequence]
+            real = max(0, min(span.stop, fed_tokens(sample)) - span.start)
+            here = (span.row, slice(span.column, span.column + real))
+            fed, target = (
+                slice(span.start, span.start + real),
+                slice(span.start + 1, span.start + 1 + real),
+            )
+            chosen = np.asarray(sample.loss_mask[target], dtype=bool)
+            sequences[here] = span.sequence
+            ids[here], labels[here] = sample.token_ids[fed], sample.token_ids[target]
+            mask[here] = chosen
+            rollout[here] = np.where(chosen, sample.rollout_logprobs[target], 0.0)
+            advantages[here] = np.where(chosen, sample.advantages[target], 0.0)
+            weights[here], units[here] = (share[fed] for share in shares[span.sequence])
+        return out
+
+
 def _loss_units(mask: np.ndarray, reduction: Reduction) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and units of one sequence ``[S]``: a unit is a token, or a whole sequence."""
+    """Weights and units of one sequence ``[T-1]``: a unit is a token, or a whole sequence."""
     if reduction == "token":
         return mask.astype(np.float32), mask.astype(np.int32)
     weights = mask / max(1, mask.sum())
@@ -187,52 +195,83 @@ def row_dtype(num_experts: int) -> np.dtype:
     return np.dtype(np.uint8 if num_experts <= 256 else np.int16)
 
 
-def _sample_rows(
-    sample: TrainSample, num_rows: int, slots: Sequence[int], layout: RowLayout
+def _lay_out_rows(
+    grid: Grid,
+    samples: Sequence[TrainSample],
+    lengths: Sequence[int],
+    part: Part,
+    layout: RowLayout,
+    slots: tuple[int, ...],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Checked rows ``[num_rows, len(slots), K]`` and which are present ``[num_rows]``."""
+    """Rows ``[L, S', B, K]`` of this rank's layers and columns, and which are present ``[S', B]``.
+
+    Padding is numbered through over all sequences and ranks, so that it walks evenly over the
+    experts whatever the shape and whoever holds it.
+    """
+    width, dtype = grid.width // part.sp_size, row_dtype(layout.num_experts)
+
+    def spread(count: int, first: int) -> np.ndarray:
+        return spread_rows(count, layout, first=first)[:, slots].astype(dtype).swapaxes(0, 1)
+
+    shape = (len(slots), width, grid.num_rows, layout.moe_top_k)
+    rows = spread(width * grid.num_rows, 0).reshape(shape).copy()
+    present = np.zeros((width, grid.num_rows), dtype=bool)
+    fed = [*lengths, *[0] * (len(grid.widths) - len(lengths))]
+    pads_before = np.cumsum([0, *(w - n for w, n in zip(grid.widths, fed, strict=True))])
+    for span in grid.spans_of(part):
+        end = fed[span.sequence]
+        real, pads = min(span.stop, end) - span.start, span.stop - max(span.start, end)
+        if pads > 0:
+            last = span.column + span.stop - span.start
+            number = int(pads_before[span.sequence]) + max(span.start, end) - end
+            rows[:, last - pads : last, span.row] = spread(pads, number)
+        if real <= 0 or not samples or samples[span.sequence].routed_experts is None:
+            continue
+        got, have = _sample_rows(
+            samples[span.sequence], span.start, span.start + real, slots, layout
+        )
+        here = slice(span.column, span.column + real)
+        rows[:, here, span.row][:, have] = got[have].swapaxes(0, 1)
+        present[here, span.row] = have
+    return rows, present
+
+
+def _sample_rows(
+    sample: TrainSample, start: int, stop: int, slots: tuple[int, ...], layout: RowLayout
+) -> tuple[np.ndarray, np.ndarray]:
+    """Checked rows ``[stop - start, len(slots), K]`` and which are present ``[stop - start]``."""
     assert sample.routed_experts is not None
     every = len(slots) == len(layout.moe_layers)
     rows, present = sample.routed_experts.gather(
-        layers=None if every else slots, start=0, stop=num_rows
+        layers=None if every else slots, start=start, stop=stop
     )
-    expected = (num_rows, len(slots), layout.moe_top_k)
-    if rows.shape != expected or present.shape != (num_rows,):
+    expected = (stop - start, len(slots), layout.moe_top_k)
+    if rows.shape != expected or present.shape != (stop - start,):
         raise ReplayError(
             f"sample {sample.sample_id}: rows of another model or length, "
             f"got={rows.shape} present={present.shape} {expected=}"
         )
-    kept = rows[present].astype(np.int64)
-    ordered = np.sort(kept, axis=-1)
-    broken = (ordered[..., -1] >= layout.num_experts) | (ordered[..., 0] < 0)
-    broken |= (ordered[..., 1:] == ordered[..., :-1]).any(axis=-1)
-    if broken.any():
-        row, slot = (int(x[0]) for x in np.nonzero(broken))
-        raise ReplayError(
-            f"sample {sample.sample_id}: {int(broken.sum())} damaged rows, first at token "
-            f"{int(np.flatnonzero(present)[row])}, layer {layout.moe_layers[slots[slot]]}: "
-            f"got={kept[row, slot].tolist()} "
-            f"expected={layout.moe_top_k} distinct ids below {layout.num_experts}"
-        )
+    if rows.size:
+        _refuse_damage(sample, rows[present], start + np.flatnonzero(present), slots, layout)
     return rows.astype(row_dtype(layout.num_experts)), present
 
 
-def shard_context(batch: MicroBatch, cp_rank: int, cp_size: int) -> MicroBatch:
-    """This context-parallel rank's zigzag part: chunks ``rank`` and ``2 * size - 1 - rank``.
-
-    Lay out with an alignment that ``2 * cp_size`` (times the sequence-parallel size) divides.
-    """
-    if cp_size == 1:
-        return batch
-    width = batch.token_ids.shape[1]
-    if width % (2 * cp_size):
-        raise ValueError(f"padded width: got={width} expected=multiple of {2 * cp_size}")
-    chunks = torch.arange(width).reshape(2 * cp_size, -1)
-    own = torch.cat([chunks[cp_rank], chunks[2 * cp_size - 1 - cp_rank]])
-    names = ("token_ids", "position_ids", "labels", "loss_mask", "rollout_logprobs", "advantages")
-    names += ("weights", "units", "padding")
-    parts = {name: getattr(batch, name)[:, own] for name in names}
-    lengths = tuple(int(n) for n in (~parts["padding"]).sum(dim=1))[: len(batch.lengths)]
-    return replace(
-        batch, lengths=lengths, rows=batch.rows[:, own], present=batch.present[own], **parts
+def _refuse_damage(
+    sample: TrainSample,
+    kept: np.ndarray,
+    tokens: np.ndarray,
+    slots: tuple[int, ...],
+    layout: RowLayout,
+) -> None:
+    ordered = np.sort(kept.astype(np.int64), axis=-1)
+    broken = (ordered[..., -1] >= layout.num_experts) | (ordered[..., 0] < 0)
+    broken |= (ordered[..., 1:] == ordered[..., :-1]).any(axis=-1)
+    if not broken.any():
+        return
+    row, slot = (int(x[0]) for x in np.nonzero(broken))
+    raise ReplayError(
+        f"sample {sample.sample_id}: {int(broken.sum())} damaged rows, first at token "
+        f"{int(tokens[row])}, layer {layout.moe_layers[slots[slot]]}: "
+        f"got={kept[row, slot].tolist()} "
+        f"expected={layout.moe_top_k} distinct ids below {layout.num_experts}"
     )

@@ -25,11 +25,12 @@ from safetensors.torch import load_file, save_file
 from agent_rl.config import RunConfig
 from agent_rl.errors import CheckpointError, TrainerError
 from agent_rl.trainer import cpu_backend, logprobs, parallel
-from agent_rl.trainer.batch import MicroBatch, fed_tokens, lay_out, plan_micro_batches
+from agent_rl.trainer.batch import MicroBatch, fed_tokens, lay_out
 from agent_rl.trainer.ingest import check_samples, verify_samples
 from agent_rl.trainer.loss import LOSSES, LossInputs
 from agent_rl.trainer.model import DTYPES, ModelShape, build_model, transformer_config, wrap_model
 from agent_rl.trainer.optimizer import PolicyOptimizer
+from agent_rl.trainer.plan import plan_micro_batches
 from agent_rl.trainer.router_replay import RouterReplay
 from agent_rl.trainer.scores import SampleScore, batch_scores
 from agent_rl.trainer.step_metrics import StepTotals

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -9,12 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.errors import ReplayError
-from agent_rl.trainer.batch import (
-    fed_tokens,
-    lay_out,
-    plan_micro_batches,
-    shard_context,
-)
+from agent_rl.trainer.batch import fed_tokens, lay_out
+from agent_rl.trainer.grid import Part
+from agent_rl.trainer.plan import plan_micro_batches
 from agent_rl.types import TrainSample
 from routing_cache import ArrayRows, RowLayout
 
@@ -45,22 +44,40 @@ def marked_sample(number: int, length: int) -> TrainSample:
     )
 
 
-def check_position(batch, b: int, s: int, sample: int) -> None:
-    """Everything at one real position belongs to the token that is fed there."""
-    token = int(batch.token_ids[b, s])
-    position = token - 1000 * (sample + 1)
-    assert int(batch.position_ids[b, s]) == position
-    assert int(batch.labels[b, s]) == token + 1
-    assert bool(batch.loss_mask[b, s]) == ((position + 1) % 3 != 0)
-    if batch.loss_mask[b, s]:
-        assert float(batch.rollout_logprobs[b, s]) == pytest.approx(-(token + 1) / 7, rel=1e-6)
-        assert float(batch.advantages[b, s]) == pytest.approx((token + 1) / 3, rel=1e-6)
-    else:
-        assert float(batch.advantages[b, s]) == 0.0
-    expected = marker(sample, position)
-    assert batch.rows[0, s, b].tolist() == [expected, 32 + expected]
-    assert batch.rows[1, s, b].tolist() == [63 - expected, expected]
-    assert bool(batch.present[s, b])
+def check_values(batch) -> list[tuple[int, int]]:
+    """Check every real position; which (sample, position) they are."""
+    seen = []
+    for b, s in (~batch.padding).nonzero().tolist():
+        sample = int(batch.sequence_ids[b, s])
+        token = int(batch.token_ids[b, s])
+        assert token // 1000 == sample + 1
+        position = token - 1000 * (sample + 1)
+        assert int(batch.position_ids[b, s]) == position
+        assert int(batch.labels[b, s]) == token + 1
+        assert bool(batch.loss_mask[b, s]) == ((position + 1) % 3 != 0)
+        if batch.loss_mask[b, s]:
+            assert float(batch.rollout_logprobs[b, s]) == pytest.approx(-(token + 1) / 7, rel=1e-6)
+            assert float(batch.advantages[b, s]) == pytest.approx((token + 1) / 3, rel=1e-6)
+        seen.append((sample, position))
+    for values in (batch.weights, batch.units, batch.loss_mask, batch.advantages):
+        assert not bool(values[batch.padding].any())
+    return seen
+
+
+def check_routed(batch) -> list[tuple[int, int]]:
+    """Check the rows of every token that the routers see; which (sample, position) they are."""
+    table, seen = batch.table(replay=True), []
+    ids, sequences = batch.routed(batch.token_ids), batch.routed(batch.sequence_ids)
+    assert torch.equal(table.padding, sequences < 0)
+    assert torch.equal(table.present, ~table.padding)
+    for n in (~table.padding).nonzero().flatten().tolist():
+        sample = int(sequences[n])
+        position = int(ids[n]) - 1000 * (sample + 1)
+        expected = marker(sample, position)
+        assert table.rows[0, n].tolist() == [expected, 32 + expected]
+        assert table.rows[1, n].tolist() == [63 - expected, expected]
+        seen.append((sample, position))
+    return seen
 
 
 @pytest.mark.parametrize("alignment", [1, 4, 8, 16])
@@ -71,11 +88,12 @@ def test_every_token_keeps_its_own_row(lengths: tuple[int, ...], alignment: int)
     width = batch.token_ids.shape[1]
     assert width % alignment == 0
     assert width - max(1, max(lengths) - 1) < alignment
+    assert sorted(check_values(batch)) == sorted(check_routed(batch))
     seen = 0
     for b, length in enumerate(lengths):
         for s in range(width):
             if s < length - 1:
-                check_position(batch, b, s, b)
+                assert int(batch.sequence_ids[b, s]) == b
                 seen += 1
             else:
                 assert batch.padding[b, s]
@@ -86,39 +104,97 @@ def test_every_token_keeps_its_own_row(lengths: tuple[int, ...], alignment: int)
     assert seen == batch.num_tokens == sum(max(0, n - 1) for n in lengths)
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("sp_size", [1, 2])
-@pytest.mark.parametrize("cp_size", [1, 2])
-@pytest.mark.parametrize("alignment", [4, 8, 16])
-def test_every_shard_keeps_its_own_rows(cp_size: int, sp_size: int, alignment: int) -> None:
-    lengths = (5, 9, 1)
+@pytest.mark.parametrize("cp_size", [1, 2, 3])
+@pytest.mark.parametrize("alignment", [1, 4, 8, 16])
+def test_every_part_keeps_its_own_rows(
+    cp_size: int, sp_size: int, alignment: int, packed: bool
+) -> None:
+    """Context parallelism cuts everything, sequence parallelism only what the routers see."""
+    lengths = (5, 9, 1, 16)
     samples = [marked_sample(i, n) for i, n in enumerate(lengths)]
-    whole = lay_out(
-        samples, range(3), index=0, layout=LAYOUT, alignment=alignment * cp_size * sp_size
-    )
-    seen = []
+    seen, units, routed = [], 0, []
     for cp_rank in range(cp_size):
-        local = shard_context(whole, cp_rank, cp_size)
-        assert sum(local.lengths) == int((~local.padding).sum())
-        for b in range(3):
-            for s in range(local.token_ids.shape[1]):
-                if not local.padding[b, s]:
-                    check_position(local, b, s, b)
-                    seen.append((b, int(local.position_ids[b, s])))
-        # The routers of a sequence-parallel rank see a run of positions, position-major.
-        parts = [local.table(replay=True, sp_rank=r, sp_size=sp_size) for r in range(sp_size)]
-        assert torch.equal(torch.cat([p.rows for p in parts], dim=1), local.rows.flatten(1, 2))
-        assert torch.equal(torch.cat([p.present for p in parts]), local.present.flatten())
-        assert torch.equal(torch.cat([p.padding for p in parts]), local.padding.T.flatten())
-    assert sorted(seen) == [(b, p) for b, n in enumerate(lengths) for p in range(n - 1)]
-    assert sum(int(shard_context(whole, r, cp_size).units.sum()) for r in range(cp_size)) == int(
-        whole.units.sum()
-    )
+        for sp_rank in range(sp_size):
+            local = lay_out(
+                samples,
+                range(4),
+                index=0,
+                layout=LAYOUT,
+                part=Part(cp_rank, cp_size, sp_rank, sp_size),
+                packed=packed,
+                alignment=alignment,
+            )
+            assert local.lengths == tuple(n - 1 for n in lengths)
+            routed += check_routed(local)
+            if sp_rank == 0:
+                seen += check_values(local)
+                units += int(local.units.sum())
+    wanted = [(i, p) for i, n in enumerate(lengths) for p in range(n - 1)]
+    assert sorted(seen) == sorted(routed) == wanted
+    assert units == sum(int(s.loss_mask[1:].sum()) for s in samples)
 
 
-def test_zigzag_shards_hold_the_outer_and_the_inner_chunks() -> None:
-    whole = lay_out([marked_sample(0, 9)], [0], index=0, layout=LAYOUT, alignment=8)
-    assert shard_context(whole, 0, 2).position_ids[0].tolist() == [0, 1, 6, 7]
-    assert shard_context(whole, 1, 2).position_ids[0].tolist() == [2, 3, 4, 5]
+def test_zigzag_parts_hold_the_outer_and_the_inner_chunks() -> None:
+    parts = [
+        lay_out([marked_sample(0, 9)], [0], index=0, layout=LAYOUT, part=Part(r, 2), alignment=8)
+        for r in range(2)
+    ]
+    assert parts[0].position_ids[0].tolist() == [0, 1, 6, 7]
+    assert parts[1].position_ids[0].tolist() == [2, 3, 4, 5]
+
+
+def test_packed_sequences_follow_each_other() -> None:
+    samples = [marked_sample(i, n) for i, n in enumerate((6, 5))]
+    whole = lay_out(samples, [0, 1], index=0, layout=LAYOUT, packed=True, alignment=8)
+    assert whole.boundaries == (0, 5, 16)
+    assert whole.position_ids[0, :8].tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert whole.sequence_ids[0, :10].tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 1, -1]
+    second = lay_out(samples, [0, 1], index=0, layout=LAYOUT, packed=True, part=Part(1, 2))
+    assert second.boundaries == (0, 8, 12)
+    assert second.position_ids[0].tolist() == [2, 3, 4, 5, 1, 2]
+    assert second.sequence_ids[0].tolist() == [0, 0, 0, -1, 1, 1]
+
+
+class CountingRows:
+    """Rows that note which layers and tokens of them were read."""
+
+    def __init__(self, rows: ArrayRows) -> None:
+        self._rows = rows
+        self.num_tokens, self.weight_versions = rows.num_tokens, rows.weight_versions
+        self.reads: list[tuple[tuple[int, ...] | None, int, int]] = []
+
+    def gather(self, *, layers=None, start: int = 0, stop: int | None = None):
+        self.reads.append((layers, start, stop if stop is not None else self.num_tokens))
+        return self._rows.gather(layers=layers, start=start, stop=stop)
+
+    def verify(self, token_ids) -> None: ...
+
+    def release(self) -> None: ...
+
+
+def test_a_rank_reads_only_its_layers_and_tokens() -> None:
+    sample = marked_sample(0, 17)
+    rows = CountingRows(sample.routed_experts)
+    sample = dataclasses.replace(sample, routed_experts=rows)
+    for part in (Part(1, 2), Part(0, 2, 1, 2), Part(sp_rank=1, sp_size=2)):
+        lay_out([sample], [0], index=0, layout=LAYOUT, layers=(1,), part=part)
+    zigzag, both, run = [(4, 8), (8, 12)], [(12, 16)], [(8, 16)]
+    assert rows.reads == [((1,), *span) for span in zigzag + both + run]
+    rows.reads.clear()
+    batch = lay_out([sample], [0], index=0, layout=LAYOUT, layers=())
+    assert batch.rows.shape == (0, 16, 1, 2)
+    assert bool(batch.present.all())
+    assert rows.reads == [((), 0, 16)]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_micro_batch_fills_up_to_the_shape_of_another_rank(packed: bool) -> None:
+    sample = marked_sample(0, 9)
+    batch = lay_out([sample], [0], index=0, layout=LAYOUT, packed=packed, at_least=(3, 12))
+    assert batch.token_ids.shape == ((1, 12) if packed else (3, 12))
+    assert sorted(check_values(batch)) == [(0, p) for p in range(8)]
 
 
 def test_only_the_layers_of_this_stage_are_laid_out() -> None:
