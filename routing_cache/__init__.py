@@ -21,7 +21,8 @@ from routing_cache.pack import pack
 from routing_cache.packed import PackedRows, PackedSample
 from routing_cache.provenance import DisagreementCounts, Provenance, RoleSpan
 from routing_cache.ranges import gather_ranges, zigzag_ranges
-from routing_cache.routed_experts import RowLayout, check_rows, spread_rows
+from routing_cache.routed_experts import RowLayout, spread_rows
+from routing_cache.row_check import check_rows
 from routing_cache.session import Session
 from routing_cache.view import ArrayRows
 

@@ -33,6 +33,7 @@ from routing_cache.digest import Digester
 from routing_cache.lease import RowsLease
 from routing_cache.pack import pack
 from routing_cache.routed_experts import RowLayout, Rows, TokenIds
+from routing_cache.row_check import kernel_knows
 from routing_cache.session import Session
 
 LAYOUT = RowLayout(48, tuple(range(48)), num_experts=128, moe_top_k=8)
@@ -439,6 +440,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     figures = measure()
     print(table(figures))
+    probe = np.zeros((1, LAYOUT.num_moe_layers, LAYOUT.moe_top_k), LAYOUT.dtype)
+    print(
+        f"rows are checked by {'the compiled kernel' if kernel_knows(probe, LAYOUT) else 'numpy'}"
+    )
     if options.json is not None:
         options.json.write_text(json.dumps(as_json(figures), indent=1) + "\n")
     return 0 if all(BARS[key].holds(figure.value) for key, figure in figures.items()) else 1

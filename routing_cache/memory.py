@@ -11,8 +11,10 @@ from __future__ import annotations
 import tempfile
 import threading
 import weakref
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,11 +110,24 @@ class Segment(NamedTuple):
         return Segment(low, high, self.slab, offset, self.provenance, self.has_missing)
 
 
-def clip_all(segments: Iterable[Segment], start: int, stop: int) -> list[Segment]:
-    """The parts of ``segments`` inside ``[start, stop)``; none when that is empty or inverted."""
-    if start >= stop:
-        return []
-    return [s.clip(start, stop) for s in segments if s.start < stop and s.stop > start]
+def clip_all(segments: Sequence[Segment], start: int, stop: int) -> list[Segment]:
+    """The parts of ``segments`` inside ``[start, stop)``; none when that is empty or inverted.
+
+    ``segments`` are sorted and free of overlaps. A long conversation has many, and every turn asks
+    about its end: the first one is looked up.
+    """
+    parts: list[Segment] = []
+    if start >= stop or not segments or segments[-1].stop <= start:
+        return parts
+    for index in range(bisect_right(segments, start, key=_stop), len(segments)):
+        segment = segments[index]
+        if segment.start >= stop:
+            break
+        parts.append(segment.clip(start, stop))
+    return parts
+
+
+_stop = attrgetter("stop")
 
 
 def overlay(base: list[Segment], extra: list[Segment]) -> list[Segment]:

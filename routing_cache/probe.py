@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from routing_cache.errors import LayoutError, PayloadError
 from routing_cache.payloads import Dtype, EngineForm
-from routing_cache.routed_experts import RowLayout, check_rows
+from routing_cache.routed_experts import RowLayout
+from routing_cache.row_check import check_rows
 
 _DTYPES: tuple[Dtype, ...] = ("int32", "uint8", "uint16", "int16", "int8", "int64")
 _SIGNED_TWINS = ("int8", "int16")

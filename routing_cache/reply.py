@@ -14,7 +14,8 @@ from routing_cache.digest import Digester, Digests
 from routing_cache.errors import RowCountError
 from routing_cache.memory import Segment, clip_all
 from routing_cache.provenance import Comparison, ConflictPolicy, compare_rows
-from routing_cache.routed_experts import RowLayout, Rows, TokenIds, check_rows
+from routing_cache.routed_experts import RowLayout, Rows, TokenIds
+from routing_cache.row_check import check_rows
 
 
 class Reply(NamedTuple):

@@ -16,7 +16,8 @@ from routing_cache.errors import (
 )
 from routing_cache.memory import Segment, Slab
 from routing_cache.provenance import Provenance
-from routing_cache.routed_experts import Mask, RowLayout, Rows, TokenIds, as_token_ids, check_rows
+from routing_cache.routed_experts import Mask, RowLayout, Rows, TokenIds, as_token_ids
+from routing_cache.row_check import check_rows
 
 
 def layer_index(layers: Sequence[int] | None, num_layers: int) -> slice | list[int]:

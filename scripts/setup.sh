@@ -20,7 +20,7 @@ find_python() {
 
 install_packages() {
     local python stamp
-    stamp=$(cat pyproject.toml requirements.lock | sha256sum | cut -d' ' -f1)
+    stamp=$(cat pyproject.toml requirements.lock routing_cache/_kernel.c | sha256sum | cut -d' ' -f1)
     if [ -x .venv/bin/agent-rl ] && [ "$(cat .venv/.stamp 2>/dev/null)" = "$stamp" ]; then
         return
     fi

@@ -29,8 +29,8 @@ from routing_cache.routed_experts import (
     Rows,
     TokenIds,
     as_token_ids,
-    check_rows,
 )
+from routing_cache.row_check import check_rows
 
 Encoding = Literal["raw", "bits", "elias_fano", "delta"]
 DEFAULT_MAX_BYTES = 4 << 30

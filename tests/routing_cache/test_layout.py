@@ -1,6 +1,7 @@
 """Row layout, narrowing, checking and padding rows."""
 
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing_cache import LayoutError, RowLayout, check_rows, spread_rows
-from routing_cache.routed_experts import _surely_distinct, as_token_ids
+from routing_cache.routed_experts import as_token_ids
+from routing_cache.row_check import clean_by_kernel, clean_by_numpy, kernel_knows
 
 RNG = np.random.default_rng(1)
 
@@ -164,6 +166,46 @@ def test_the_fast_check_agrees_with_counting(data: st.DataObject) -> None:
     ]
     bad = check_rows(rows, layout).bad
     assert wanted == ([False] * num_rows if bad is None else bad.tolist())
+    clean = not any(wanted) and not (rows == layout.missing).any()
+    assert clean_by_numpy(rows, layout) == clean
+    if kernel_knows(rows, layout):
+        assert clean_by_kernel(rows, layout) == clean
+
+
+def test_the_compiled_check_is_built_where_there_is_a_compiler() -> None:
+    """Installing falls back to numpy silently, so this is where a broken build shows."""
+    layout = RowLayout(1, (0,), 8, 2)
+    assert kernel_knows(spread_rows(3, layout), layout) or shutil.which("cc") is None
+
+
+@pytest.mark.parametrize("num_experts", [16, 256, 300])
+@pytest.mark.parametrize("k", [2, 4, 8])
+def test_the_compiled_check_sees_every_pair_in_every_place(num_experts: int, k: int) -> None:
+    """Every pair of places of every set, also behind the last whole vector of 32 bytes."""
+    layout = RowLayout(1, (0,), num_experts, k)
+    rows = spread_rows(21, layout)
+    if not kernel_knows(rows, layout):
+        pytest.fail("needs a C compiler where the package is installed")
+    assert clean_by_kernel(rows, layout)
+    for row in range(21):
+        for first in range(k):
+            for second in range(first):
+                broken = rows.copy()
+                broken[row, 0, first] = broken[row, 0, second]
+                assert not clean_by_kernel(broken, layout)
+            broken = rows.copy()
+            broken[row, 0, first] = layout.num_experts
+            assert not clean_by_kernel(broken, layout)
+
+
+def test_the_compiled_check_refuses_what_it_does_not_know() -> None:
+    rows = np.zeros((3, 1, 5), np.uint8)
+    with pytest.raises(ValueError, match="expected=whole sets of 2, 4 or 8"):
+        clean_by_kernel(rows, RowLayout(1, (0,), 16, 5))
+    with pytest.raises(ValueError, match="got=15 bytes"):
+        clean_by_kernel(rows, RowLayout(1, (0,), 16, 8))
+    strided = np.zeros((3, 2, 8), np.uint8)[:, :1]
+    assert not kernel_knows(strided, RowLayout(1, (0,), 16, 8))
 
 
 def test_a_fault_is_found_in_every_place_of_a_large_block() -> None:
@@ -183,9 +225,9 @@ def test_good_rows_never_take_the_slow_check(num_rows: int, experts: int) -> Non
     """Zeros at the end of a block must not look like repeats of what follows it."""
     layout = RowLayout(3, (0, 1, 2), experts, 4)
     rows = np.tile(np.array([3, 2, 1, 0], layout.dtype), (num_rows, 3, 1))
-    assert _surely_distinct(rows, layout)
+    assert clean_by_numpy(rows, layout)
     rows[-1, -1, 0] = 0
-    assert not _surely_distinct(rows, layout)
+    assert not clean_by_numpy(rows, layout)
 
 
 def test_padding_rows_are_valid_and_even_across_expert_parallel_ranks() -> None:
