@@ -145,7 +145,11 @@ class TrainerConfig:
     pipeline_parallel: int = 1
     context_parallel: int = 1
     expert_parallel: int = 1
-    sequence_parallel: bool = False
+    sequence_parallel: bool = False  # on with tensor_parallel: MoE layers do not train without it
+    virtual_pipeline: int = 1  # model chunks a pipeline stage; above 1 interleaves their schedule
+    token_dispatcher: Literal["alltoall", "allgather"] = "alltoall"  # how tokens reach experts
+    packed: bool = False  # sequences one behind the other (thd) in place of padded side by side
+    distributed_optimizer: bool = False  # optimizer state split over the data-parallel ranks
     recompute: Literal["none", "selective", "full"] = "none"
     num_threads: int = 1  # on CPU; more pay off only for larger models on an idle machine
 

@@ -49,6 +49,7 @@ def _positive(config: RunConfig) -> Iterator[Fault]:
         "trainer.pipeline_parallel": config.trainer.pipeline_parallel,
         "trainer.context_parallel": config.trainer.context_parallel,
         "trainer.expert_parallel": config.trainer.expert_parallel,
+        "trainer.virtual_pipeline": config.trainer.virtual_pipeline,
         "trainer.num_threads": config.trainer.num_threads,
         "train.steps": config.train.steps,
         "train.save_every": config.train.save_every,
@@ -212,6 +213,18 @@ def _parallel(config: RunConfig) -> Iterator[Fault]:
             "trainer.sequence_parallel",
             ("got true, expected false when trainer.tensor_parallel is 1"),
         )
+    if trainer.tensor_parallel > 1 and not trainer.sequence_parallel:
+        yield (
+            "trainer.sequence_parallel",
+            "got false, expected true when trainer.tensor_parallel is above 1: "
+            "Megatron trains no MoE layer without it",
+        )
+    if trainer.virtual_pipeline > 1 and trainer.pipeline_parallel == 1:
+        yield (
+            "trainer.virtual_pipeline",
+            f"got {trainer.virtual_pipeline}, expected 1 when trainer.pipeline_parallel is 1: "
+            "there is no pipeline whose chunks could be interleaved",
+        )
 
 
 def _sandbox(config: RunConfig) -> Iterator[Fault]:
@@ -249,11 +262,21 @@ def _divides(config: RunConfig) -> Iterator[Fault]:
     for key, size, what in (
         ("trainer.expert_parallel", config.trainer.expert_parallel, experts),
         ("trainer.tensor_parallel", config.trainer.tensor_parallel, "num_attention_heads"),
+        ("trainer.tensor_parallel", config.trainer.tensor_parallel, "num_key_value_heads"),
+        ("trainer.tensor_parallel", config.trainer.tensor_parallel, "vocab_size"),
         ("trainer.pipeline_parallel", config.trainer.pipeline_parallel, "num_hidden_layers"),
     ):
         total = model.get(what)
         if isinstance(total, int) and size > 0 and total % size:
             yield key, f"got {size}, expected a divisor of the policy's {what} ({total})"
+    layers, stages = model.get("num_hidden_layers"), config.trainer.pipeline_parallel
+    chunks = stages * config.trainer.virtual_pipeline
+    if config.trainer.virtual_pipeline > 1 and isinstance(layers, int) and layers % chunks:
+        yield (
+            "trainer.virtual_pipeline",
+            f"got {config.trainer.virtual_pipeline}, expected a number that, times "
+            f"trainer.pipeline_parallel ({stages}), divides num_hidden_layers ({layers})",
+        )
 
 
 def _paths(config: RunConfig) -> Iterator[Fault]:

@@ -46,9 +46,9 @@ class RMSNorm(torch.nn.RMSNorm):
 class SDPAttention(MegatronModule):
     """Causal attention on ``scaled_dot_product_attention``.
 
-    Takes padded ``[s, b, h, d]``, packed ``[t, h, d]`` with ``packed_seq_params``, and, under
-    context parallelism, zigzag shards of padded input (rank r holds chunks r and 2c-1-r); keys
-    and values are then gathered over the context-parallel group.
+    Takes padded ``[s, b, h, d]`` or, with ``packed_seq_params``, packed ``[t, h, d]``. Under
+    context parallelism either comes as zigzag shards (rank r holds chunks r and 2c-1-r of every
+    sequence); keys and values are then gathered over the context-parallel group.
     """
 
     def __init__(
@@ -79,12 +79,8 @@ class SDPAttention(MegatronModule):
     ) -> torch.Tensor:
         if packed_seq_params is not None:
             return self._packed(query, key, value, packed_seq_params.cu_seqlens_q.tolist())
-        mask = None
+        key, value, mask = self._gathered(key), self._gathered(value), None
         if self.cp_group.size() > 1:
-            key, value = (
-                gather_from_sequence_parallel_region(x.contiguous(), group=self.cp_group)
-                for x in (key, value)
-            )
             mask = self._zigzag_mask(query.shape[0], query.device)
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))  # [b, h, s, d]
         out = self._attend(query, key, value, mask)
@@ -110,13 +106,29 @@ class SDPAttention(MegatronModule):
         value: torch.Tensor,
         boundaries: Sequence[int],
     ) -> torch.Tensor:
-        if self.cp_group.size() > 1:
-            raise NotImplementedError("packed input under context parallelism")
+        """``boundaries`` are those of whole sequences; a rank holds 1/c of each of them."""
+        size = self.cp_group.size()
+        # [c, t, h, d]: a sequence's keys lie at the same place in every rank's part
+        keys, values = (self._gathered(x).unflatten(0, (size, -1)) for x in (key, value))
         outs = []
-        for start, stop in itertools.pairwise(boundaries):
-            q, k, v = (x[None, start:stop].transpose(1, 2) for x in (query, key, value))
-            outs.append(self._attend(q, k, v, None)[0].transpose(0, 1))
+        for start, stop in itertools.pairwise(b // size for b in boundaries):
+            q, k, v = (
+                x.transpose(0, 1)[None]
+                for x in (
+                    query[start:stop],
+                    keys[:, start:stop].flatten(0, 1),
+                    values[:, start:stop].flatten(0, 1),
+                )
+            )
+            mask = self._zigzag_mask(stop - start, query.device) if size > 1 else None
+            outs.append(self._attend(q, k, v, mask)[0].transpose(0, 1))
         return torch.cat(outs).flatten(1)
+
+    def _gathered(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` of every context-parallel rank, one behind the other; gradients are summed back."""
+        if self.cp_group.size() == 1:
+            return x
+        return gather_from_sequence_parallel_region(x.contiguous(), group=self.cp_group)
 
     def _zigzag_mask(self, length: int, device: torch.device) -> torch.Tensor:
         """Which gathered key positions a local query may see, bool ``[length, length * cp]``."""
@@ -179,14 +191,16 @@ class GroupedExperts(MegatronModule):
         return F.grouped_mm(hidden, self.weight2.transpose(1, 2), offs=ends), None
 
 
-def portable_block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
-    """Layers of this pipeline stage, dense or MoE as ``config.moe_layer_freq`` says."""
+def portable_block_spec(
+    config: TransformerConfig, vp_stage: int | None = None
+) -> TransformerBlockSubmodules:
+    """Layers of a pipeline stage's chunk, dense or MoE as ``config.moe_layer_freq`` says."""
     dense, moe = _layer_spec(config, None), _layer_spec(config, config.num_moe_experts)
     pattern = config.moe_layer_freq
     if not isinstance(pattern, list) or len(pattern) != config.num_layers:
         raise ValueError(f"moe_layer_freq: got={pattern!r} expected={config.num_layers} flags")
-    first = get_transformer_layer_offset(config)
-    flags = pattern[first : first + get_num_layers_to_build(config)]
+    first = get_transformer_layer_offset(config, vp_stage)
+    flags = pattern[first : first + get_num_layers_to_build(config, vp_stage)]
     norm: Any = RMSNorm
     return TransformerBlockSubmodules(
         layer_specs=[moe if is_moe else dense for is_moe in flags], layer_norm=norm
@@ -194,14 +208,20 @@ def portable_block_spec(config: TransformerConfig) -> TransformerBlockSubmodules
 
 
 def _layer_spec(config: TransformerConfig, num_experts: int | None) -> ModuleSpec:
+    latent = config.multi_latent_attention
     spec = get_gpt_layer_local_spec(
-        num_experts=num_experts, qk_layernorm=config.qk_layernorm, normalization="RMSNorm"
+        num_experts=num_experts,
+        qk_layernorm=config.qk_layernorm,
+        multi_latent_attention=latent,
+        normalization="RMSNorm",
     )
     layer: Any = spec.submodules
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention = layer.self_attention.submodules
     attention.core_attention = SDPAttention
-    if config.qk_layernorm:
+    if latent:
+        attention.q_layernorm = attention.kv_layernorm = RMSNorm
+    elif config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     if num_experts is not None:
         layer.mlp.submodules.experts = ModuleSpec(module=GroupedExperts)

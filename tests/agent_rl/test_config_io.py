@@ -171,15 +171,29 @@ def test_saved_config_reads_back_equal(tmp_path: Path) -> None:
 
 
 def test_parallel_sizes_must_divide_the_policy(tmp_path: Path) -> None:
-    problems = _problems(
-        tmp_path, "trainer: {expert_parallel: 3, tensor_parallel: 4, pipeline_parallel: 2}"
-    )
+    sizes = "expert_parallel: 3, tensor_parallel: 4, pipeline_parallel: 2"
+    problems = _problems(tmp_path, f"trainer: {{{sizes}, sequence_parallel: true}}")
     assert [problem.split(": ", 2)[1] for problem in problems] == [
         "trainer.expert_parallel",
-        "trainer.tensor_parallel",
+        "trainer.tensor_parallel",  # attention heads
+        "trainer.tensor_parallel",  # key and value heads
+        "trainer.tensor_parallel",  # vocabulary
         "trainer.pipeline_parallel",
     ]
     assert problems[0].endswith("got 3, expected a divisor of the policy's num_local_experts (32)")
+
+
+def test_parallel_settings_that_do_not_go_together(tmp_path: Path) -> None:
+    wanted = {
+        "tensor_parallel: 2": "trainer.sequence_parallel: got false, expected true",
+        "sequence_parallel: true": "trainer.sequence_parallel: got true, expected false",
+        "virtual_pipeline: 3": "trainer.virtual_pipeline: got 3, expected 1 when",
+        "virtual_pipeline: 0": "trainer.virtual_pipeline: got 0, expected a number above 0",
+        "pipeline_parallel: 3, virtual_pipeline: 2": "trainer.virtual_pipeline: got 2, expected",
+    }
+    for settings, problem in wanted.items():
+        (found,) = _problems(tmp_path, f"trainer: {{{settings}}}")
+        assert problem in found
 
 
 def test_a_sandbox_without_its_program_is_a_fault_like_any_other(
