@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_rl.config import RunConfig, TasksConfig
+from agent_rl.config import RunConfig
 from agent_rl.curriculum import Curriculum
+from agent_rl.environments import Environments, episode_prompts, load_tasks, open_environments
+from agent_rl.errors import ConfigError
 from agent_rl.loop import LoopParts
 from agent_rl.policies import policy_folder
 from agent_rl.protocols import Generator, Trainer
@@ -16,36 +20,11 @@ from agent_rl.rollout.chat import CompactRenderer, Renderer
 from agent_rl.rollout.compact_tokenizer import CompactTokenizer
 from agent_rl.rollout.group import CollectProgress, GroupCollector
 from agent_rl.types import Group
-from envs.base import Env, Task
-from envs.case_runner import CaseRunner
-from envs.memo_runner import MemoRunner
-from envs.sandbox.choose import choose
-from envs.sandbox.launch import SandboxSpec
-from envs.sandbox.limits import SandboxLimits
-from envs.sandbox.pool import SandboxPool
-from envs.swe import SweEnv
-from envs.tasks import repair
+from envs.base import Task
 from routing_cache import RoutingCache
 
+log = logging.getLogger(__name__)
 OnProgress = Callable[[int, int], None]  # trajectories finished, in total
-
-
-@dataclass(frozen=True)
-class TaskSets:
-    """Disjoint tasks to train on and to measure on."""
-
-    train: Sequence[Task]
-    heldout: Sequence[Task]
-
-
-@dataclass(frozen=True)
-class Environments:
-    """Makes environments; owns the sandboxes that they share."""
-
-    make: Callable[[Task], Env]
-    begin_batch: Callable[[], None]  # what may be shared between episodes ends here
-    close: Callable[[], None]
-    sandbox_kind: str
 
 
 @dataclass(frozen=True)
@@ -146,13 +125,26 @@ async def collect_heldout(
 
 def assemble(config: RunConfig, *, on_rollout: OnProgress | None = None) -> Assembly:
     """Build everything ``config`` names. What was built is closed again when something fails."""
-    tasks = TASK_SOURCES[config.tasks.kind](config.tasks)
+    tasks = load_tasks(config.tasks)
     rollout = assemble_rollout(config)
-    trainer = TRAINERS[config.trainer.kind](config, policy_folder(config.policy.path))
-    algorithm = config.algorithm
+    with ExitStack() as on_failure:
+        on_failure.callback(rollout.environments.close)
+        on_failure.callback(rollout.executor.shutdown)
+        train = rollout.environments.admit(tasks.train)
+        heldout = rollout.environments.admit(tasks.heldout[: config.eval.num_tasks])
+        algorithm = config.algorithm
+        if len(train) < algorithm.groups_per_step:
+            raise ConfigError(
+                [
+                    f"algorithm.groups_per_step: got {algorithm.groups_per_step}, expected at most "
+                    f"the {len(train)} training tasks that can be used"
+                ]
+            )
+        trainer = TRAINERS[config.trainer.kind](config, policy_folder(config.policy.path))
+        on_failure.pop_all()
     loop = LoopParts(
         config=config,
-        curriculum=Curriculum(tasks.train, algorithm.groups_per_step, config.seed),
+        curriculum=Curriculum(train, algorithm.groups_per_step, config.seed),
         collect=rollout.collector(
             group_size=algorithm.group_size,
             temperature=config.sampling.temperature,
@@ -162,47 +154,25 @@ def assemble(config: RunConfig, *, on_rollout: OnProgress | None = None) -> Asse
         trainer=trainer,
         routing=rollout.routing,
     )
-    return Assembly(rollout, loop, tasks.heldout[: config.eval.num_tasks])
+    return Assembly(rollout, loop, heldout)
 
 
 def assemble_rollout(config: RunConfig, policy: Path | None = None) -> Rollout:
     """Engine, cache, renderer and environments; ``policy`` in place of the configured one."""
     folder = policy or policy_folder(config.policy.path)
-    environments = ENVIRONMENTS[config.tasks.kind](config)
-    engine = ENGINES[config.engine.kind](config, folder)
+    renderer = RENDERERS[config.agent.renderer](config, folder)
+    environments = open_environments(config)
+    with ExitStack() as on_failure:
+        on_failure.callback(environments.close)
+        engine = ENGINES[config.engine.kind](config, folder)
+        on_failure.pop_all()
     routing = RoutingCache(
         engine.row_layout,
         conflict_policy=config.routing.conflict_policy,
         budget_bytes=config.routing.budget_bytes,
     )
-    renderer = RENDERERS[config.agent.renderer](config, folder)
     executor = ThreadPoolExecutor(config.sandbox.num_workers, thread_name_prefix="environment")
     return Rollout(config, engine, routing, renderer, environments, executor)
-
-
-def _repair_tasks(config: TasksConfig) -> TaskSets:
-    train = repair.take(config.seed, "train", config.num_train)
-    heldout = repair.take(config.seed, config.heldout_split, config.num_heldout)
-    return TaskSets([task.to_task() for task in train], [task.to_task() for task in heldout])
-
-
-def _repair_environments(config: RunConfig) -> Environments:
-    settings = config.sandbox
-    limits = SandboxLimits(
-        memory_bytes=settings.memory_bytes,
-        max_processes=settings.max_processes,
-        max_file_bytes=settings.max_file_bytes,
-        cpu_s=settings.cpu_s,
-    )
-    spec = choose(SandboxSpec(settings.kind, limits), allow_unsafe=settings.allow_unsafe)
-    pool = SandboxPool(spec, settings.num_workers)
-    pool.warm_up()
-    cases = CaseRunner(
-        pool, timeout_s=settings.timeout_s, output_cap_bytes=settings.output_cap_bytes
-    )
-    shared = MemoRunner(cases)
-    runner = shared if settings.share_identical_runs else cases
-    return Environments(lambda task: SweEnv(task, runner), shared.clear, pool.close, spec.kind)
 
 
 def _local_engine(config: RunConfig, folder: Path) -> Generator:
@@ -225,21 +195,38 @@ def _served_engine(config: RunConfig, folder: Path) -> Generator:
 
 
 def _megatron_trainer(config: RunConfig, folder: Path) -> Trainer:
-    from agent_rl.trainer.megatron import MegatronTrainer
+    from agent_rl.trainer.workers.start import start_trainer
 
-    return MegatronTrainer(config, folder)
+    return start_trainer(config, folder)
 
 
 def _compact_renderer(config: RunConfig, folder: Path) -> Renderer:
     return CompactRenderer(CompactTokenizer.load(folder), config.agent.max_observation_tokens)
 
 
-TASK_SOURCES: dict[str, Callable[[TasksConfig], TaskSets]] = {"repair": _repair_tasks}
-ENVIRONMENTS: dict[str, Callable[[RunConfig], Environments]] = {"repair": _repair_environments}
+def _template_renderer(config: RunConfig, folder: Path) -> Renderer:
+    from agent_rl.rollout.template import TemplateRenderer
+
+    renderer = TemplateRenderer.load(
+        folder,
+        config.agent.max_observation_tokens,
+        system_prompt=episode_prompts(config).system,
+        write_user=lambda issue: episode_prompts(config, issue).user,
+        observation_role=config.agent.observation_role,
+        on_rewrite=config.agent.on_rewrite,
+    )
+    for rewrite in renderer.report.rewrites:
+        log.warning("the chat template rewrites history; built append-only: %s", rewrite)
+    return renderer
+
+
 ENGINES: dict[str, Callable[[RunConfig, Path], Generator]] = {
     "local": _local_engine,
     "sglang": _served_engine,
     "vllm": _served_engine,
 }
 TRAINERS: dict[str, Callable[[RunConfig, Path], Trainer]] = {"megatron": _megatron_trainer}
-RENDERERS: dict[str, Callable[[RunConfig, Path], Renderer]] = {"compact": _compact_renderer}
+RENDERERS: dict[str, Callable[[RunConfig, Path], Renderer]] = {
+    "compact": _compact_renderer,
+    "chat_template": _template_renderer,
+}

@@ -22,19 +22,23 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agent_rl.config import RunConfig
-from agent_rl.config_rules import check_rules
+from agent_rl.config_rules import check_rules, check_rules_anywhere
 from agent_rl.errors import ConfigError
 
 _T = TypeVar("_T")
 _OVERRIDE = "override"
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), *, on_this_machine: bool = True
+) -> RunConfig:
     """Read ``path``, apply ``overrides`` (``section.key=value``) and check everything.
 
+    ``on_this_machine`` False leaves out what only this machine lacks, such as the policy's files.
     Raises ``ConfigError`` with every fault found.
     """
-    return read_config(RunConfig, path, overrides, rules=check_rules)
+    rules = check_rules if on_this_machine else check_rules_anywhere
+    return read_config(RunConfig, path, overrides, rules=rules)
 
 
 def read_config(

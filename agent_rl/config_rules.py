@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
+from agent_rl.algorithms import correction_bounds
 from agent_rl.config import RunConfig
 from agent_rl.errors import ConfigError
 from agent_rl.policies import policy_folder
+from agent_rl.task_rules import TASK_RULES
+from agent_rl.trainer.workers.world import fewest_processes, num_processes
 
 Fault = tuple[str, str]  # key, what is wrong
 
 
 def check_rules(config: RunConfig) -> list[Fault]:
-    """Every broken rule; empty when the configuration can be used."""
+    """Every broken rule; empty when the configuration can be used on this machine."""
+    return [fault for rule in (*RULES, *MACHINE_RULES) for fault in rule(config)]
+
+
+def check_rules_anywhere(config: RunConfig) -> list[Fault]:
+    """Every broken rule that would be broken on any machine."""
     return [fault for rule in RULES for fault in rule(config)]
 
 
@@ -51,9 +61,11 @@ def _positive(config: RunConfig) -> Iterator[Fault]:
         "trainer.expert_parallel": config.trainer.expert_parallel,
         "trainer.virtual_pipeline": config.trainer.virtual_pipeline,
         "trainer.num_threads": config.trainer.num_threads,
+        "trainer.worker_timeout_s": config.trainer.worker_timeout_s,
         "train.steps": config.train.steps,
         "train.save_every": config.train.save_every,
         "train.keep_last": config.train.keep_last,
+        "train.mismatch_samples": config.train.mismatch_samples,
         "eval.num_tasks": config.eval.num_tasks,
         "eval.samples_per_task": config.eval.samples_per_task,
     }
@@ -64,11 +76,15 @@ def _positive(config: RunConfig) -> Iterator[Fault]:
         "train.max_wall_s": config.train.max_wall_s,
         "train.eval_every": config.train.eval_every,
         "train.mismatch_every": config.train.mismatch_every,
+        "algorithm.kl_weight": config.algorithm.kl_weight,
+        "algorithm.entropy_weight": config.algorithm.entropy_weight,
+        "algorithm.router_consistency_weight": config.algorithm.router_consistency_weight,
         "rollout.max_retries": config.rollout.max_retries,
         "optim.min_lr": config.optim.min_lr,
         "optim.weight_decay": config.optim.weight_decay,
         "optim.warmup_steps": config.optim.warmup_steps,
         "routing.max_staleness": config.routing.max_staleness,
+        "trainer.num_processes": config.trainer.num_processes,
         "sampling.top_k": config.sampling.top_k,
         "eval.temperature": config.eval.temperature,
         "seed": config.seed,
@@ -82,7 +98,6 @@ def _fractions(config: RunConfig) -> Iterator[Fault]:
     fractions = {
         "routing.max_missing_fraction": config.routing.max_missing_fraction,
         "rollout.max_failure_fraction": config.rollout.max_failure_fraction,
-        "algorithm.clip_low": config.algorithm.clip_low,
         "optim.beta1": config.optim.beta1,
         "optim.beta2": config.optim.beta2,
     }
@@ -92,11 +107,68 @@ def _fractions(config: RunConfig) -> Iterator[Fault]:
 
 
 def _replay(config: RunConfig) -> Iterator[Fault]:
-    if config.routing.replay == "r3" and not config.engine.capture_routing:
+    mode = config.routing.replay
+    if mode in ("r3", "mixed") and not config.engine.capture_routing:
         yield (
             "engine.capture_routing",
-            "got false, expected true because routing.replay=r3 replays what the engine captures; "
-            "capture it or set routing.replay=off",
+            f"got false, expected true because routing.replay={mode} replays what the engine "
+            "captures; capture it or set routing.replay=off",
+        )
+    weight = config.algorithm.router_consistency_weight
+    if weight > 0 and mode not in ("r3", "mixed"):
+        yield (
+            "algorithm.router_consistency_weight",
+            f"got {weight}, expected 0 because routing.replay={mode} hands the trainer no recorded "
+            "routing to be consistent with; set routing.replay=r3 or mixed",
+        )
+
+
+def _objective(config: RunConfig) -> Iterator[Fault]:
+    """Keys of the loss: in range, and none that the chosen loss would ignore."""
+    algorithm = config.algorithm
+    ranges = (
+        ("clip_low", algorithm.clip_low, 0.0, 1.0),
+        ("clip_high", algorithm.clip_high, 0.0, None),
+        ("overlong_fraction", algorithm.overlong_fraction, 0.0, 1.0),
+        ("dynamic_sampling_rounds", algorithm.dynamic_sampling_rounds, 0.0, None),
+    )
+    for name, value, low, high in ranges:
+        if value is not None and (value < low or (high is not None and value > high)):
+            expected = f"{low:g} or more" if high is None else f"a number from {low:g} to {high:g}"
+            yield f"algorithm.{name}", f"got {value}, expected {expected}"
+    if algorithm.loss == "sft":
+        for name, value in (("clip_low", algorithm.clip_low), ("clip_high", algorithm.clip_high)):
+            if value is not None:
+                yield f"algorithm.{name}", f"got {value}, expected null: loss=sft has no ratio"
+        if algorithm.correction != "none":
+            yield (
+                "algorithm.correction",
+                f"got {algorithm.correction}, expected none: loss=sft scores no old policy",
+            )
+
+
+def _correction(config: RunConfig) -> Iterator[Fault]:
+    algorithm = config.algorithm
+    given = {"low": algorithm.correction_low, "high": algorithm.correction_high}
+    if algorithm.correction == "none":
+        for name, value in given.items():
+            if value is not None:
+                yield (
+                    f"algorithm.correction_{name}",
+                    f"got {value}, expected null because algorithm.correction=none",
+                )
+        return
+    if algorithm.correction == "tis" and algorithm.correction_low is not None:
+        yield (
+            "algorithm.correction_low",
+            f"got {algorithm.correction_low}, expected null: tis truncates from above only",
+        )
+    low, high = correction_bounds(algorithm)
+    if not 0 <= low < high:
+        yield (
+            "algorithm.correction_high",
+            f"got {high}, expected a number above algorithm.correction_low ({low}), which is 0 or "
+            "more",
         )
 
 
@@ -147,8 +219,6 @@ def _groups(config: RunConfig) -> Iterator[Fault]:
                 f"expected at most tasks.num_train ({config.tasks.num_train})"
             ),
         )
-    if config.algorithm.clip_high < 0:
-        yield "algorithm.clip_high", f"got {config.algorithm.clip_high}, expected 0 or more"
     if config.eval.num_tasks > config.tasks.num_heldout:
         yield (
             "eval.num_tasks",
@@ -191,6 +261,12 @@ def _servers(config: RunConfig) -> Iterator[Fault]:
             "engine.weight_transfer",
             f"got {engine.weight_transfer}, expected disk: vLLM loads weights from folders only",
         )
+    if engine.kind != "local" and engine.dtype.endswith("_simulated"):
+        yield (
+            "engine.dtype",
+            f"got {engine.dtype}, expected float32 or bfloat16: only the local engine simulates "
+            "low precision; give a server a quantised checkpoint instead",
+        )
     if engine.kind == "local" and engine.urls:
         yield "engine.urls", f"got {len(engine.urls)} urls, expected none for engine.kind=local"
     for url in engine.urls:
@@ -224,6 +300,47 @@ def _parallel(config: RunConfig) -> Iterator[Fault]:
             "trainer.virtual_pipeline",
             f"got {trainer.virtual_pipeline}, expected 1 when trainer.pipeline_parallel is 1: "
             "there is no pipeline whose chunks could be interleaved",
+        )
+
+
+def _workers(config: RunConfig) -> Iterator[Fault]:
+    trainer = config.trainer
+    sizes = (
+        trainer.tensor_parallel,
+        trainer.pipeline_parallel,
+        trainer.context_parallel,
+        trainer.expert_parallel,
+    )
+    if min(sizes) <= 0 or trainer.num_processes < 0:
+        return  # reported by another rule
+    fewest = fewest_processes(trainer)
+    if trainer.num_processes % fewest:
+        yield (
+            "trainer.num_processes",
+            f"got {trainer.num_processes}, expected a multiple of {fewest}, which the parallel "
+            "sizes need (0 takes the fewest)",
+        )
+    if trainer.launcher == "inline" and num_processes(trainer) > 1:
+        yield (
+            "trainer.launcher",
+            f"got inline for {num_processes(trainer)} processes, expected local or ray: the "
+            "driver is one process",
+        )
+    if trainer.launcher == "ray" and find_spec("ray") is None:
+        yield (
+            "trainer.launcher",
+            "got ray, which is not installed: expected the cluster extra; install it with "
+            "pip install 'agent-rl[cluster]', or set trainer.launcher=local",
+        )
+    if not re.fullmatch(r"local|auto|[^\s:/]+:\d+", trainer.ray_address):
+        yield (
+            "trainer.ray_address",
+            f"got {trainer.ray_address!r}, expected local, auto or HOST:PORT",
+        )
+    if trainer.ray_address != "local" and trainer.launcher != "ray":
+        yield (
+            "trainer.ray_address",
+            f"got {trainer.ray_address!r}, which only trainer.launcher=ray reads: expected local",
         )
 
 
@@ -279,9 +396,12 @@ def _divides(config: RunConfig) -> Iterator[Fault]:
         )
 
 
-def _paths(config: RunConfig) -> Iterator[Fault]:
+def _name(config: RunConfig) -> Iterator[Fault]:
     if not config.name or "/" in config.name or config.name in (".", ".."):
         yield "name", f"got {config.name!r}, expected a plain folder name"
+
+
+def _policy(config: RunConfig) -> Iterator[Fault]:
     try:
         policy_folder(config.policy.path)
     except ConfigError as error:
@@ -293,14 +413,22 @@ RULES: tuple[Callable[[RunConfig], Iterator[Fault]], ...] = (
     _positive,
     _fractions,
     _replay,
+    _objective,
+    _correction,
     _sampling,
     _groups,
     _lengths,
     _servers,
     _optim,
     _parallel,
+    _workers,
     _sandbox,
+    _name,
+    *TASK_RULES,
+)
+# These look at this machine: what is installed, and where the policy lies.
+MACHINE_RULES: tuple[Callable[[RunConfig], Iterator[Fault]], ...] = (
     _sandbox_program,
     _divides,
-    _paths,
+    _policy,
 )

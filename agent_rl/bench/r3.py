@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rl.assemble import TASK_SOURCES, Rollout, assemble_rollout
+from agent_rl.assemble import Rollout, assemble_rollout
 from agent_rl.config import RunConfig
 from agent_rl.engines.recording import RecordingGenerator
+from agent_rl.environments import load_tasks
 from agent_rl.metrics.mismatch import exact_kl, f_tau, flip_rate, k3, tokens_with_flip
 from agent_rl.trainer.megatron import MegatronTrainer
 from agent_rl.trainer.scores import SampleScore
@@ -53,7 +54,7 @@ async def measure(
     """Rows for every engine precision, without and with replay, on at least ``min_tokens``."""
     config = replace(config, routing=replace(config.routing, replay="r3"))
     trainer = MegatronTrainer(config, policy)
-    tasks = TASK_SOURCES[config.tasks.kind](config.tasks).heldout
+    tasks = load_tasks(config.tasks).heldout
     rows: list[MismatchRow] = []
     try:
         for dtype in engine_dtypes:

@@ -9,8 +9,9 @@ from pathlib import Path
 import orjson
 from rich.console import Console
 
-from agent_rl.assemble import TASK_SOURCES, assemble_rollout
+from agent_rl.assemble import assemble_rollout
 from agent_rl.commands.source import PolicySource, open_source
+from agent_rl.environments import load_tasks
 from agent_rl.evaluate import evaluate
 from agent_rl.interrupt import run_interruptible
 from agent_rl.metrics.display import make_display
@@ -33,10 +34,10 @@ def evaluate_command(
 
 
 async def _evaluate(console: Console, source: PolicySource) -> Evaluation:
-    tasks = TASK_SOURCES[source.config.tasks.kind](source.config.tasks)
-    heldout = tasks.heldout[: source.config.eval.num_tasks]
+    wanted = load_tasks(source.config.tasks).heldout[: source.config.eval.num_tasks]
     rollout = assemble_rollout(source.config, source.policy)
     try:
+        heldout = rollout.environments.admit(wanted)
         with make_display(console) as display:
             return await evaluate(
                 rollout, heldout, on_progress=lambda n, m: display.activity("evaluating", n, m)

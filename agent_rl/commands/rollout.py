@@ -10,8 +10,9 @@ from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.table import Table
 
-from agent_rl.assemble import TASK_SOURCES, Rollout, assemble_rollout
+from agent_rl.assemble import Rollout, assemble_rollout
 from agent_rl.commands.source import PolicySource, open_source
+from agent_rl.environments import load_tasks
 from agent_rl.errors import ConfigError
 from agent_rl.interrupt import run_interruptible
 from agent_rl.rollout.agent import run_trajectory
@@ -26,10 +27,12 @@ def rollout_command(
     """Play held-out task ``number`` once and show everything about it."""
     console = Console()
     source = open_source(path, overrides)
-    heldout = TASK_SOURCES[source.config.tasks.kind](source.config.tasks).heldout
+    heldout = load_tasks(source.config.tasks).heldout
     if not 0 <= number < len(heldout):
         raise ConfigError([f"--task: got {number}, expected 0 to {len(heldout) - 1}"])
     task = heldout[number]
+    if export is not None and not task.files:
+        raise ConfigError([f"--export: got a task whose files are in an image: {task.task_id}"])
     if export is not None:
         commit = write_repository(task, export, hidden_tests=True)
         console.print(f"{export}: commit {commit[:12]}, with the hidden tests", soft_wrap=True)
@@ -39,6 +42,7 @@ def rollout_command(
 async def _play(console: Console, source: PolicySource, task: Task, seed: int) -> None:
     rollout = assemble_rollout(source.config, source.policy)
     try:
+        (task,) = rollout.environments.admit([task])
         trajectory = await run_trajectory(
             rollout.environments.make(task),
             rollout.engine,
@@ -61,8 +65,9 @@ def _show(
 ) -> None:
     console.print(f"[bold]{task.task_id}[/]  policy: {source.description}", highlight=False)
     console.print(Panel(task.issue, title="issue", title_align="left"), highlight=False)
-    focus = task.files[task.focus_path].decode(errors="replace")
-    console.print(Panel(Syntax(focus, "python"), title=task.focus_path, title_align="left"))
+    if task.focus_path:
+        focus = task.files[task.focus_path].decode(errors="replace")
+        console.print(Panel(Syntax(focus, "python"), title=task.focus_path, title_align="left"))
     for number, turn in enumerate(trajectory.turns, 1):
         console.print(f"[bold cyan]turn {number}[/]  {turn.action}", highlight=False)
         if turn.observation:

@@ -7,7 +7,7 @@ So a message that spells a special token stays text, and no completion is ever r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -70,6 +70,7 @@ class TemplateRenderer:
         tokenizer: with a chat template and an end-of-sequence token that closes a turn.
         max_observation_tokens: longer replies keep both ends and get a mark.
         system_prompt: put before the issue when not empty.
+        write_user: the user's message around an issue; the issue alone when left out.
         observation_role: whose turn the environment's replies are.
         on_rewrite: what to do when the template rewrites history: build append-only all the same
             (the model then sees its past thinking, unlike in other tools), or refuse.
@@ -85,10 +86,12 @@ class TemplateRenderer:
         max_observation_tokens: int,
         *,
         system_prompt: str = "",
+        write_user: Callable[[str], str] = str,
         observation_role: ObservationRole = "user",
         on_rewrite: OnRewrite = "append",
     ) -> None:
         self._tokenizer = tokenizer
+        self._write_user = write_user
         self._limit = max_observation_tokens
         self._mark = self._encode(_CUT_MARK)
         check_observation_limit(max_observation_tokens, len(self._mark))
@@ -97,7 +100,7 @@ class TemplateRenderer:
             raise ConfigError(
                 [
                     "agent.renderer: the chat template rewrites history; expected an append-only "
-                    f"template, or on_rewrite=append. {'; '.join(self.report.rewrites)}"
+                    f"template, or agent.on_rewrite=append. {'; '.join(self.report.rewrites)}"
                 ]
             )
         system = [{"role": "system", "content": system_prompt}] if system_prompt else []
@@ -122,6 +125,7 @@ class TemplateRenderer:
         max_observation_tokens: int,
         *,
         system_prompt: str = "",
+        write_user: Callable[[str], str] = str,
         observation_role: ObservationRole = "user",
         on_rewrite: OnRewrite = "append",
     ) -> TemplateRenderer:
@@ -130,6 +134,7 @@ class TemplateRenderer:
             AutoTokenizer.from_pretrained(folder),
             max_observation_tokens,
             system_prompt=system_prompt,
+            write_user=write_user,
             observation_role=observation_role,
             on_rewrite=on_rewrite,
         )
@@ -140,7 +145,7 @@ class TemplateRenderer:
 
     def initial(self, observation: str) -> TokenIds:
         before, after = self._around_issue
-        return np.concatenate([before, self._encode(observation), after])
+        return np.concatenate([before, self._encode(self._write_user(observation)), after])
 
     def observation(self, text: str) -> TokenIds:
         before, after = self._around_reply

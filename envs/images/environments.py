@@ -13,15 +13,17 @@ from envs.base import Task
 from envs.errors import TaskError
 from envs.images.env import ImageEnv, ImageEnvParts
 from envs.images.grading import GradingPolicy, ImageGrader, Validation
-from envs.images.prepare import ImagePreparer
+from envs.images.prepare import ImagePreparer, remove_old_images
 from envs.images.task import ImageTask
 from envs.images.tools import ToolSettings
 from envs.images.validation import ValidationCache
 from envs.sandbox.docker.engine import Engine
+from envs.sandbox.docker.errors import DockerError
 from envs.sandbox.docker.host import DockerHost, HostLimits
 from envs.sandbox.docker.options import DockerOptions
 
 log = logging.getLogger(__name__)
+Complete = Callable[[ImageTask, DockerHost, DockerOptions], ImageTask]
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class ImageSettings:
     host_limits: HostLimits = field(default_factory=HostLimits)
     policy: GradingPolicy = field(default_factory=GradingPolicy)
     tool_settings: ToolSettings = field(default_factory=ToolSettings)
+    max_prepared: int = 500  # prepared images that stay on the engine after ``close``
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class ImageEnvironments:
 
     def __init__(self, engine: Engine, settings: ImageSettings) -> None:
         """Removes what an earlier, killed process of the same run left. Raises DockerErrors."""
+        self._max_prepared = settings.max_prepared
         self._host = DockerHost(engine, settings.run_id, settings.host_limits)
         removed = self._host.clean_up()
         if removed:
@@ -79,35 +83,42 @@ class ImageEnvironments:
         tasks: Sequence[ImageTask],
         *,
         num_workers: int = 2,
+        complete: Complete | None = None,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Checked:
         """Have every image here, prepare it and validate its task; verdicts are remembered.
 
+        ``complete`` adds to a task what only its image knows; the completed ones are returned.
         Raises DockerErrors: an image that cannot be had stops the run before it starts.
         """
         images = self._host.prepare_images(task.image for task in tasks)
-        reasons: list[str] = []
+        checked: list[ImageTask | str] = []
         with ThreadPoolExecutor(num_workers) as pool:
             futures = [
-                pool.submit(self._check_one, task, images[task.image].image_id) for task in tasks
+                pool.submit(self._check_one, task, images[task.image].image_id, complete)
+                for task in tasks
             ]
             for future in futures:
-                reasons.append(future.result())
-                on_progress(len(reasons), len(tasks))
-        pairs = list(zip(tasks, reasons, strict=True))
+                checked.append(future.result())
+                on_progress(len(checked), len(tasks))
+        pairs = list(zip(tasks, checked, strict=True))
         return Checked(
-            tuple(task for task, reason in pairs if not reason),
-            tuple((task.task_id, reason) for task, reason in pairs if reason),
+            tuple(found for found in checked if isinstance(found, ImageTask)),
+            tuple((task.task_id, found) for task, found in pairs if isinstance(found, str)),
         )
 
-    def _check_one(self, task: ImageTask, image_id: str) -> str:
-        """Empty for a task that may be used, else why not."""
+    def _check_one(
+        self, task: ImageTask, image_id: str, complete: Complete | None
+    ) -> ImageTask | str:
+        """The task if it may be used, else why not."""
         try:
+            if complete is not None:
+                task = complete(task, self._host, self._parts.options)
             self._parts.preparer.prepare(task)
             self._validations[task.task_id] = self._cache.check(task, self._grader, image_id)
         except TaskError as error:
             return str(error)
-        return ""
+        return task
 
     def make(self, task: Task) -> ImageEnv:
         """An unstarted environment; does not block. Raises TaskError for other kinds of tasks."""
@@ -116,5 +127,12 @@ class ImageEnvironments:
         return ImageEnv(task, self._parts, self._validations.get(task.task_id))
 
     def close(self) -> None:
-        """Remove every container of this object. Raises DockerError naming those that stay."""
+        """Remove every container of this object, and prepared images above the limit.
+
+        Raises DockerError naming the containers that stay.
+        """
+        try:
+            remove_old_images(self._host.engine, self._max_prepared)
+        except DockerError as error:
+            log.error("prepared images could not be looked through: %s", error)
         self._host.close()

@@ -16,7 +16,8 @@ from envs.errors import TaskError
 from envs.git_history import hide_future
 from envs.git_patch import Baseline, take_baseline
 from envs.images.task import ImageTask
-from envs.sandbox.docker.errors import ImageMissingError
+from envs.sandbox.docker.engine import Engine
+from envs.sandbox.docker.errors import DockerError, ImageMissingError
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.options import DockerOptions
 from envs.sandbox.docker.sandbox import DockerSandbox
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _RECIPE = "2"  # goes up when prepared images must be made anew
 _BASELINE_LABEL = "agent-rl.baseline"
+PREPARED_LABEL = "agent-rl.prepared"
 _REPOSITORY = "agent-rl/prepared"
 _STORE = "/var/lib/agent-rl/base.git"
 _HIDE_TIMEOUT_S = 120.0
@@ -76,13 +78,33 @@ class ImagePreparer:
             hide_paths(sandbox, task.hidden_paths)
             hide_future(sandbox, task.repository, task.base, task.fix_ids)
             baseline = take_baseline(sandbox, task.repository, _STORE)
-            self._host.engine.commit(sandbox.container_id, name, {_BASELINE_LABEL: baseline.tree})
+            labels = {_BASELINE_LABEL: baseline.tree, PREPARED_LABEL: "1"}
+            self._host.engine.commit(sandbox.container_id, name, labels)
         except ImageMissingError as error:
             raise TaskError(f"image {task.image} cannot be prepared: {error}") from error
         finally:
             sandbox.close()
         log.info("prepared %s from %s", name, task.image)
         return PreparedImage(name, baseline)
+
+
+def remove_old_images(engine: Engine, max_kept: int) -> list[str]:
+    """Remove prepared images, the oldest first, until ``max_kept`` are left on the engine.
+
+    They are made again when they are needed. One that a container uses stays. Returns the names.
+    """
+    newest_first = sorted(
+        engine.list_images(PREPARED_LABEL), key=lambda image: (image.created_s, image.name)
+    )[::-1]
+    removed: list[str] = []
+    for image in newest_first[max_kept:]:
+        try:
+            engine.remove_image(image.name)
+        except DockerError as error:
+            log.info("prepared image %s stays: %s", image.name, error)
+        else:
+            removed.append(image.name)
+    return removed
 
 
 def hide_paths(sandbox: DockerSandbox, paths: tuple[str, ...]) -> None:

@@ -26,6 +26,7 @@ from envs.sandbox.docker.engine import (
     ContainerSummary,
     EngineInfo,
     ImageInfo,
+    ImageSummary,
 )
 from envs.sandbox.docker.errors import (
     ContainerGoneError,
@@ -91,6 +92,15 @@ class DockerPyEngine:
                 self._api.remove_image(image)
         except (ImageMissingError, ContainerGoneError):
             return
+
+    def list_images(self, label: str) -> list[ImageSummary]:
+        with _translated("list images"):
+            found = self._api.images(filters={"label": label})
+        return [
+            ImageSummary(name, float(entry["Created"]))
+            for entry in found
+            for name in entry.get("RepoTags") or ()
+        ]
 
     def create(self, spec: ContainerSpec) -> str:
         options = spec.options

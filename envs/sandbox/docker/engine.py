@@ -32,6 +32,14 @@ class ImageInfo:
 
 
 @dataclass(frozen=True)
+class ImageSummary:
+    """A line of the engine's list of images: one name of one image."""
+
+    name: str
+    created_s: float  # since the epoch
+
+
+@dataclass(frozen=True)
 class ContainerSpec:
     """One container to make."""
 
@@ -91,7 +99,14 @@ class Engine(Protocol):
         ...
 
     def remove_image(self, image: str) -> None:
-        """Remove the name, and the image when it was its last. Already gone is fine."""
+        """Remove the name, and the image when it was its last. Already gone is fine.
+
+        Raises DockerError while a container uses it.
+        """
+        ...
+
+    def list_images(self, label: str) -> list[ImageSummary]:
+        """Every name of every image with the label."""
         ...
 
     def create(self, spec: ContainerSpec) -> str: ...

@@ -39,6 +39,7 @@ class HostLimits:
     max_pulls: int = 4
     disk_floor_bytes: int = 5 << 30  # free on the engine's disk, below it nothing new starts
     allow_emulation: bool = False  # images of another architecture run about 27 times slower
+    pull: bool = True  # False: an image that is not here counts as one that cannot be had
 
 
 @dataclass
@@ -93,7 +94,7 @@ class DockerHost:
 
     def _find_or_pull(self, name: str) -> ImageInfo | None:
         image = self.backoff.run(lambda: self.engine.find_image(name))
-        if image is None:
+        if image is None and self.limits.pull:
             self.check_disk()
             try:
                 self.backoff.run(lambda: self.engine.pull(name))

@@ -43,7 +43,7 @@ class DockerOptions:
 
     def __post_init__(self) -> None:
         _check_positive(self)
-        _check_network(self.network)
+        check_network(self.network)
         refused = sorted(set(self.capabilities) - _ALLOWED_CAPABILITIES)
         if refused:
             raise ValueError(
@@ -72,7 +72,8 @@ def _check_positive(options: DockerOptions) -> None:
             raise ValueError(f"container limit {name} is not positive: got={value} expected>0")
 
 
-def _check_network(network: str) -> None:
+def check_network(network: str) -> None:
+    """Raises ValueError for a network that sandboxes may not have."""
     if network in ("host", "bridge", "default") or network.startswith(("container:", "ns:")):
         raise ValueError(
             f"network is refused: got={network!r} expected='none' or the name of a network made"

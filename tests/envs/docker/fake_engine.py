@@ -13,6 +13,7 @@ from envs.sandbox.docker.engine import (
     EngineInfo,
     ExecStream,
     ImageInfo,
+    ImageSummary,
 )
 from envs.sandbox.docker.errors import ContainerGoneError, ImageMissingError
 
@@ -67,6 +68,14 @@ class FakeEngine:
     def remove_image(self, image: str) -> None:
         self._enter("remove_image")
         self.images.pop(image, None)
+
+    def list_images(self, label: str) -> list[ImageSummary]:
+        self._enter("list_images")
+        return [
+            ImageSummary(name, float(number))
+            for number, (name, image) in enumerate(self.images.items())
+            if label in image.labels
+        ]
 
     def create(self, spec: ContainerSpec) -> str:
         self._enter("create")
