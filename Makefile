@@ -4,7 +4,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup train test test-docker test-engines record-engines check format clean
+.PHONY: help setup train test test-docker test-engines prove-cache record-engines check format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -24,6 +24,9 @@ test-docker: setup ## Contract, red-team and training tests on a private Docker 
 
 test-engines: setup ## Contract, failure and training tests on real SGLang and vLLM servers (CPU)
 	@bash scripts/engines/test.sh $(ENGINES)
+
+prove-cache: setup ## The routing cache's long proofs: benchmark, branch coverage, 10,000 model runs
+	@bash scripts/prove_cache.sh
 
 record-engines: setup ## Record the engines' replies anew, from real servers
 	@bash scripts/engines/record.sh $(ENGINES)
