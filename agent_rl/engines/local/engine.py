@@ -67,7 +67,8 @@ class LocalEngine:
 
     Args:
         folder: Hugging Face checkpoint folder (``config.json``, safetensors).
-        dtype: of weights and activations; attention runs in float32.
+        dtype: of weights and activations, ``float32``, ``bfloat16`` or a simulated low precision
+            (see ``quantize.py``); attention runs in float32.
         max_sessions: KV slots. Idle sessions lose theirs, least recently used first.
         max_tokens: longest prompt plus completion of a request.
         num_threads: of the worker thread; None leaves torch's default.

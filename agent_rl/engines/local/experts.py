@@ -7,9 +7,13 @@ chose the same expert. Here every expert's group is padded to a multiple of ``_R
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch.nn import functional as F
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from agent_rl.engines.local.quantize import QUANTIZATIONS, Rounding
 
 BATCH_INVARIANT = "agent_rl_batch_invariant"
 _ROWS = 8
@@ -20,10 +24,13 @@ def batch_invariant_experts(
     hidden_states: torch.Tensor,
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
+    *,
+    round_activations: Rounding | None = None,
 ) -> torch.Tensor:
     """Gated experts over ``hidden_states`` ``[N, H]``: ids and weights are ``[N, K]``.
 
-    Same signature and value as the functions in transformers' ``ALL_EXPERTS_FUNCTIONS``.
+    ``round_activations`` is applied to the input of both products (see ``quantize``). Same
+    signature and value as the functions in transformers' ``ALL_EXPERTS_FUNCTIONS``.
     """
     gate_up, down = module.gate_up_proj, module.down_proj  # [E, 2F, H], [E, H, F]
     assert isinstance(gate_up, torch.Tensor)
@@ -40,13 +47,14 @@ def batch_invariant_experts(
     # inside: for products this small that takes about half the time.
     dtype = hidden_states.dtype
     buffer = torch.zeros(int(ends[-1]), hidden_states.shape[1])
-    buffer.index_copy_(0, place, hidden_states.index_select(0, order // moe_top_k).float())
+    rounded = _rounded(hidden_states.float(), round_activations)
+    buffer.index_copy_(0, place, rounded.index_select(0, order // moe_top_k))
     offsets = ends.to(torch.int32)
     hidden = F.grouped_mm(buffer, gate_up.float().transpose(1, 2), offs=offsets)
     gate, up = hidden.to(dtype).float().chunk(2, dim=-1)
     act_fn = module.act_fn
     assert callable(act_fn)
-    active = (act_fn(gate).to(dtype) * up).to(dtype).float()
+    active = _rounded((act_fn(gate).to(dtype) * up).to(dtype).float(), round_activations)
     product = F.grouped_mm(active, down.float().transpose(1, 2), offs=offsets).to(dtype)
 
     output = hidden_states.new_empty(order.numel(), product.shape[1])
@@ -55,4 +63,18 @@ def batch_invariant_experts(
     return weighted.sum(dim=1).to(hidden_states.dtype)
 
 
+def _rounded(values: torch.Tensor, rounding: Rounding | None) -> torch.Tensor:
+    return values if rounding is None else rounding(values)
+
+
+def experts_name(dtype: str) -> str:
+    """What transformers calls the expert products of an engine of ``dtype``."""
+    return f"{BATCH_INVARIANT}_{dtype}" if dtype in QUANTIZATIONS else BATCH_INVARIANT
+
+
 ALL_EXPERTS_FUNCTIONS.register(BATCH_INVARIANT, batch_invariant_experts)
+for _name, _quantization in QUANTIZATIONS.items():
+    ALL_EXPERTS_FUNCTIONS.register(
+        experts_name(_name),
+        partial(batch_invariant_experts, round_activations=_quantization.activations),
+    )

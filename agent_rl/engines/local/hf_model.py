@@ -13,11 +13,14 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 from transformers.utils import logging as hf_logging
 
 from agent_rl.engines.local.attention import SLOT_ATTENTION
-from agent_rl.engines.local.experts import BATCH_INVARIANT
+from agent_rl.engines.local.experts import experts_name
+from agent_rl.engines.local.quantize import QUANTIZATIONS, quantize
 from agent_rl.errors import EngineError
 from routing_cache import RowLayout
 
+# A simulated low precision rounds to it inside its products; everything else is bfloat16.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES |= dict.fromkeys(QUANTIZATIONS, torch.bfloat16)
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
@@ -36,6 +39,8 @@ def _quiet_loading() -> Iterator[None]:
 def load_model(folder: Path, dtype: str) -> Qwen3MoeForCausalLM:
     """Load a Qwen3-MoE folder for inference on CPU, with our attention and expert products.
 
+    ``dtype`` is a key of ``DTYPES``.
+
     Raises:
         EngineError: no such folder, or another architecture.
     """
@@ -52,9 +57,12 @@ def load_model(folder: Path, dtype: str) -> Qwen3MoeForCausalLM:
             folder,
             dtype=DTYPES[dtype],
             attn_implementation=SLOT_ATTENTION,
-            experts_implementation=BATCH_INVARIANT,
+            experts_implementation=experts_name(dtype),
         )
-    return model.eval().requires_grad_(False)
+    model = model.eval().requires_grad_(False)
+    if dtype in QUANTIZATIONS:
+        quantize(model, QUANTIZATIONS[dtype])
+    return model
 
 
 def routers(model: PreTrainedModel) -> dict[int, Qwen3MoeTopKRouter]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from agent_rl.engines.local.hf_model import load_model, load_state, routers, row_layout
 from agent_rl.engines.local.kv_slots import KEYS_MULTIPLE, KvSlots, KvWindow
+from agent_rl.engines.local.quantize import QUANTIZATIONS, round_weights
 from agent_rl.engines.local.sampling import counter_uniform, sample
 from agent_rl.types import Floats, Rows, SamplingParams, TokenIds
 
@@ -66,6 +67,7 @@ class ModelRunner:
 
     def __init__(self, folder: Path, *, dtype: str, num_slots: int, max_tokens: int) -> None:
         self._model = load_model(folder, dtype)
+        self._quantization = QUANTIZATIONS.get(dtype)
         self.layout = row_layout(self._model)
         config = self._model.config
         self._pad_slot = num_slots  # padding rows of a batch read and write here and above
@@ -89,6 +91,8 @@ class ModelRunner:
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Mutating: replace every parameter. The caller forgets all slots."""
         load_state(self._model, weights)
+        if self._quantization is not None:
+            round_weights(self._model, self._quantization)
 
     @torch.inference_mode()
     def burst(self, lanes: Sequence[Lane], max_iterations: int) -> list[LaneResult]:
