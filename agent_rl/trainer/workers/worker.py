@@ -1,0 +1,96 @@
+"""The process of one local rank: ``python -m agent_rl.trainer.workers.worker DESCRIPTOR``.
+
+The descriptor is a Unix socket to the driver. When it closes, because the driver stopped in
+whatever way, this process ends at once: also in the middle of a collective.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+import socket
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING
+
+from agent_rl.trainer.workers.channel import Channel, ChannelClosedError, Received, write_block
+from agent_rl.trainer.workers.messages import Alive, Close, Done, Failed, Start
+
+if TYPE_CHECKING:
+    import torch
+
+_ORPHANED = 3  # exit status of a worker whose driver is gone
+
+
+def main(descriptor: int) -> None:
+    """Serve the driver until it says ``Close`` or goes away."""
+    channel = Channel(socket.socket(fileno=descriptor))
+    start = channel.receive().message
+    assert isinstance(start, Start)
+    requests: queue.SimpleQueue[Received] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, requests), daemon=True).start()
+    period_s = min(5.0, start.config.trainer.worker_timeout_s / 4)
+    threading.Thread(target=_beat, args=(channel, period_s), daemon=True).start()
+    _serve(channel, start, requests)
+
+
+def _listen(channel: Channel, requests: queue.SimpleQueue[Received]) -> None:
+    try:
+        while True:
+            requests.put(channel.receive())
+    except ChannelClosedError:
+        print("the driver is gone", file=sys.stderr, flush=True)
+        os._exit(_ORPHANED)
+
+
+def _beat(channel: Channel, period_s: float) -> None:
+    """Tell the driver that this process is scheduled, however long a request takes."""
+    never = threading.Event()
+    try:
+        while not never.wait(period_s):
+            channel.send(Alive())
+    except ChannelClosedError:
+        return  # the listener ends the process
+
+
+def _serve(channel: Channel, start: Start, requests: queue.SimpleQueue[Received]) -> None:
+    from agent_rl.trainer.workers.rank import Rank, failure  # seconds: the heart beats already
+    from agent_rl.trainer.workers.weight_block import weight_parts
+
+    try:
+        rank = Rank(start)
+    except Exception as error:  # a rank's boundary: the driver raises it
+        traceback.print_exc()
+        channel.send(failure(error))
+        return
+    channel.send(Done(None, rank.weight_version))
+    while True:
+        request, descriptor = requests.get()
+        exported: list[int] = []
+
+        def export(weights: dict[str, torch.Tensor], exported: list[int] = exported) -> None:
+            exported.append(write_block("weights", weight_parts(weights)))
+
+        block = None if descriptor is None else _mapped(descriptor)
+        reply = rank.handle(request, block, export)
+        if isinstance(reply, Failed):
+            print(reply.trace, file=sys.stderr, flush=True)
+        channel.send(reply, exported[0] if exported else None)
+        for descriptor in exported:
+            os.close(descriptor)
+        if isinstance(request, Close):
+            return
+
+
+def _mapped(descriptor: int) -> memoryview:
+    """The block's bytes; the pages are shared with the driver and the other ranks."""
+    try:
+        return memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
+    finally:
+        os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
