@@ -10,6 +10,7 @@ import torch.distributed as dist
 from agent_rl.config import TrainerConfig
 from agent_rl.errors import ConfigError
 from agent_rl.trainer import cpu_backend
+from agent_rl.trainer.grid import Part
 
 # isort: split
 from megatron.core import parallel_state, tensor_parallel
@@ -30,21 +31,14 @@ def initialize(config: TrainerConfig, *, seed: int) -> None:
             dist.init_process_group(backend)
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    model_parallel = config.tensor_parallel * config.pipeline_parallel * config.context_parallel
-    if dist.get_world_size() % model_parallel:
-        raise ConfigError(
-            [
-                f"trainer: {config.tensor_parallel} x {config.pipeline_parallel} x "
-                f"{config.context_parallel} (tensor x pipeline x context) does not divide the "
-                f"processes: got={dist.get_world_size()} expected=a multiple of {model_parallel}"
-            ]
-        )
+    _check_world(config, dist.get_world_size())
     if parallel_state.model_parallel_is_initialized() and _layout() != _wanted(config):
         parallel_state.destroy_model_parallel()
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=config.tensor_parallel,
             pipeline_model_parallel_size=config.pipeline_parallel,
+            virtual_pipeline_model_parallel_size=_virtual(config),
             context_parallel_size=config.context_parallel,
             expert_model_parallel_size=config.expert_parallel,
             expert_tensor_parallel_size=1,
@@ -53,19 +47,97 @@ def initialize(config: TrainerConfig, *, seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _layout() -> tuple[int, int, int, int]:
+def own_part(config: TrainerConfig) -> Part:
+    """Which part of every micro-batch this rank holds."""
+    sequence = config.sequence_parallel
+    return Part(
+        cp_rank=parallel_state.get_context_parallel_rank(),
+        cp_size=parallel_state.get_context_parallel_world_size(),
+        sp_rank=parallel_state.get_tensor_model_parallel_rank() if sequence else 0,
+        sp_size=parallel_state.get_tensor_model_parallel_world_size() if sequence else 1,
+    )
+
+
+def reports_outputs() -> bool:
+    """Whether this rank speaks for its part of the logits.
+
+    Only the last pipeline stage has them; of a tensor-parallel group, whose ranks compute the same
+    values, the first does. Every sampled token is then reported by exactly one rank.
+    """
+    return (
+        parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+        and parallel_state.get_tensor_model_parallel_rank() == 0
+    )
+
+
+def sum_over_context(values: torch.Tensor) -> torch.Tensor:
+    """Sum over the context-parallel ranks, differentiable: each holds a part of every sequence.
+
+    All of them have to call it, also those without a token in this micro-batch.
+    """
+    if parallel_state.get_context_parallel_world_size() == 1:
+        return values
+    summed: torch.Tensor = _SumOverContext.apply(values)  # type: ignore[assignment]
+    return summed
+
+
+class _SumOverContext(torch.autograd.Function):
+    """Every rank's loss depends on the sum, so the gradient of a part is summed up likewise."""
+
+    @staticmethod
+    def forward(ctx: object, values: torch.Tensor) -> torch.Tensor:
+        return _summed(values)
+
+    @staticmethod
+    def backward(ctx: object, *gradients: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return _summed(gradients[0])
+
+
+def _summed(values: torch.Tensor) -> torch.Tensor:
+    out = values.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(out, group=parallel_state.get_context_parallel_group())
+    return out
+
+
+def _check_world(config: TrainerConfig, world: int) -> None:
+    model_parallel = config.tensor_parallel * config.pipeline_parallel * config.context_parallel
+    if world % model_parallel:
+        raise ConfigError(
+            [
+                f"trainer: {config.tensor_parallel} x {config.pipeline_parallel} x "
+                f"{config.context_parallel} (tensor x pipeline x context) does not divide the "
+                f"processes: got={world} expected=a multiple of {model_parallel}"
+            ]
+        )
+    stage = world // config.pipeline_parallel
+    if stage % config.expert_parallel:
+        raise ConfigError(
+            [
+                f"trainer.expert_parallel: {config.expert_parallel} does not divide the processes "
+                f"of a pipeline stage: got={stage} expected=a multiple of {config.expert_parallel}"
+            ]
+        )
+
+
+def _virtual(config: TrainerConfig) -> int | None:
+    return config.virtual_pipeline if config.virtual_pipeline > 1 else None
+
+
+def _layout() -> tuple[int | None, ...]:
     return (
         parallel_state.get_tensor_model_parallel_world_size(),
         parallel_state.get_pipeline_model_parallel_world_size(),
+        parallel_state.get_virtual_pipeline_model_parallel_world_size(),
         parallel_state.get_context_parallel_world_size(),
         parallel_state.get_expert_model_parallel_world_size(),
     )
 
 
-def _wanted(config: TrainerConfig) -> tuple[int, int, int, int]:
+def _wanted(config: TrainerConfig) -> tuple[int | None, ...]:
     return (
         config.tensor_parallel,
         config.pipeline_parallel,
+        _virtual(config),
         config.context_parallel,
         config.expert_parallel,
     )
