@@ -29,6 +29,7 @@ import torch
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import megatron.core.distributed
+    import megatron.core.extensions.transformer_engine as te_extension
     import megatron.core.models.gpt.gpt_layer_specs
     import megatron.core.optimizer.distrib_optimizer as distrib_optimizer
     import megatron.core.optimizer_param_scheduler
@@ -37,6 +38,7 @@ with warnings.catch_warnings():
     from megatron.core.optimizer import clip_grads
     from megatron.core.optimizer import optimizer as megatron_optimizer
     from megatron.core.tensor_parallel import random as megatron_random
+    from megatron.core.transformer import multi_latent_attention
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
 
 _CPU = torch.device("cpu")
@@ -214,6 +216,9 @@ def install() -> None:
     if not hasattr(moe_utils, "te_general_gemm"):
         # 0.16.1 reads this name in the router's gating even without Transformer Engine.
         _patches.set(moe_utils, "te_general_gemm", None)
+    if not te_extension.HAVE_TE and multi_latent_attention.HAVE_TE:
+        # 0.16.1 stands a mock in for Transformer Engine and takes it for the real one here.
+        _patches.set(multi_latent_attention, "HAVE_TE", False)
     if torch.cuda.is_available():
         return
     if _proxy is None:

@@ -10,8 +10,6 @@ step(samples)
 from __future__ import annotations
 
 import contextlib
-import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,27 +18,24 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 
 from agent_rl.config import RunConfig
-from agent_rl.errors import CheckpointError, TrainerError
+from agent_rl.errors import TrainerError
 from agent_rl.trainer import cpu_backend, logprobs, parallel
 from agent_rl.trainer.batch import MicroBatch, fed_tokens, lay_out
+from agent_rl.trainer.folders import FolderTensors
 from agent_rl.trainer.ingest import check_samples, verify_samples
 from agent_rl.trainer.loss import LOSSES, LossInputs
-from agent_rl.trainer.model import DTYPES, ModelShape, build_model, transformer_config, wrap_model
+from agent_rl.trainer.model import DTYPES, build_model, transformer_config, wrap_model
 from agent_rl.trainer.optimizer import PolicyOptimizer
+from agent_rl.trainer.param_maps import param_maps
 from agent_rl.trainer.plan import plan_micro_batches
 from agent_rl.trainer.router_replay import RouterReplay
 from agent_rl.trainer.scores import SampleScore, batch_scores
+from agent_rl.trainer.shape import ModelShape
+from agent_rl.trainer.sharded import load_trainer, save_trainer
 from agent_rl.trainer.step_metrics import StepTotals
-from agent_rl.trainer.weights import (
-    export_weights,
-    load_weights,
-    param_maps,
-    read_folder,
-    write_folder,
-)
+from agent_rl.trainer.weights import export_weights, load_weights
 from agent_rl.types import TrainSample
 from routing_cache import RowLayout
 
@@ -84,7 +79,7 @@ class MegatronTrainer:
         transformer = transformer_config(self._shape, config.trainer)
         model = build_model(self._shape, transformer)
         self._maps = param_maps(model, self._shape)
-        load_weights(self._maps, read_folder(model_path))
+        load_weights(self._maps, FolderTensors(model_path))
         self._model = wrap_model(model, transformer)
         self._optimizer = PolicyOptimizer(
             config.optim,
@@ -166,50 +161,28 @@ class MegatronTrainer:
         return export_weights(self._maps)
 
     def save(self, folder: Path) -> None:
-        """Write a model folder that also holds optimizer, schedule and RNG state.
+        """Write a model folder that also holds optimizer, schedule and RNG state. Collective.
 
-        Exact for float32 and bfloat16: a run resumed from it continues bit-identically.
+        Every rank writes its own files. Exact for float32 and bfloat16: a run resumed from it
+        continues bit-identically.
         """
-        weights, states = self.publish_weights(), self._optimizer.export_state()
-        if torch.distributed.get_rank() != 0:
-            return
-        write_folder(folder, weights)
-        for extra in ("config.json", "tokenizer.json", "tokenizer_config.json"):
-            if (self._model_path / extra).is_file():
-                shutil.copyfile(self._model_path / extra, folder / extra)
-        state_folder = folder / "trainer"
-        state_folder.mkdir()
-        for kind, tensors in states.items():
-            save_file(tensors, state_folder / f"{kind}.safetensors")
-        save_file({"cpu": torch.get_rng_state()}, state_folder / "rng.safetensors")
-        position = {
-            "weight_version": self._weight_version,
-            "optimizer_steps": self._optimizer.num_steps,
-            "dtype": self._config.trainer.dtype,
-        }
-        (state_folder / "position.json").write_text(json.dumps(position, indent=1))
+        save_trainer(
+            folder,
+            self._maps,
+            self._optimizer,
+            names=self._shape.names,
+            policy=self._model_path,
+            weight_version=self._weight_version,
+            dtype=self._config.trainer.dtype,
+        )
 
     def load(self, folder: Path) -> None:
-        """Continue from ``save``'s folder. Raises ``CheckpointError`` when it is not one."""
-        state_folder = folder / "trainer"
-        path = state_folder / "position.json"
-        if not path.is_file():
-            raise CheckpointError(f"not a trainer checkpoint: got={folder} expected={path}")
-        position = json.loads(path.read_text())
-        if position["dtype"] != self._config.trainer.dtype:
-            raise CheckpointError(
-                f"{path}: saved with another precision, got={position['dtype']} "
-                f"expected={self._config.trainer.dtype}"
-            )
-        load_weights(self._maps, read_folder(folder))
-        states = {
-            file.stem: load_file(file)
-            for file in state_folder.glob("*.safetensors")
-            if file.stem != "rng"
-        }
-        self._optimizer.load_state(states, int(position["optimizer_steps"]))
-        torch.set_rng_state(load_file(state_folder / "rng.safetensors")["cpu"])
-        self._weight_version = int(position["weight_version"])
+        """Continue from ``save``'s folder, also under another parallel layout.
+
+        Raises ``CheckpointError`` when it is not a trainer's, or of another precision.
+        """
+        dtype = self._config.trainer.dtype
+        self._weight_version = load_trainer(folder, self._maps, self._optimizer, dtype=dtype)
 
     def close(self) -> None:
         """Give the routers back. The process group stays, for the next trainer of the process."""
@@ -356,7 +329,7 @@ class MegatronTrainer:
     ) -> None:
         """Drive Megatron's schedule; ``loss(batch, output)`` as its ``loss_func`` wants it."""
 
-        device = self._maps[0].parameter.device
+        device = self._maps[0].parameters[0].device
 
         def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module):
             batch = next(iterator)

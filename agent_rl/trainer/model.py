@@ -1,136 +1,29 @@
-"""From a Hugging Face Qwen3-MoE folder to a Megatron ``GPTModel``.
-
-``ModelShape`` is what the trainer needs to know of ``config.json``; it refuses what the mapping
-does not cover instead of training something slightly different.
-"""
+"""From a model's shape to a Megatron ``GPTModel`` under the trainer's layout and precision."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from agent_rl.config import TrainerConfig
-from agent_rl.errors import ConfigError
 from agent_rl.trainer import cpu_backend
 from agent_rl.trainer.layers import portable_block_spec
-from routing_cache import RowLayout
+from agent_rl.trainer.shape import ModelShape
 
 # isort: split
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.transformer_config import (
+    MLATransformerConfig,
+    TransformerConfig,
+)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The numbers of a Qwen3-MoE ``config.json`` that shape the model."""
-
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    dense_width: int
-    expert_width: int
-    num_experts: int
-    moe_top_k: int
-    norm_topk_prob: bool
-    moe_layers: tuple[int, ...]  # global 0-based numbers, ascending
-    tie_embeddings: bool
-    norm_eps: float
-    rope_theta: float
-    max_positions: int
-
-    @property
-    def row_layout(self) -> RowLayout:
-        return RowLayout(
-            num_hidden_layers=self.num_layers,
-            moe_layers=self.moe_layers,
-            num_experts=self.num_experts,
-            moe_top_k=self.moe_top_k,
-        )
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> ModelShape:
-        """Read ``folder/config.json``. Raises ``ConfigError`` naming what is not covered."""
-        path = folder / "config.json"
-        if not path.is_file():
-            raise ConfigError(
-                [f"policy.path: no config.json, got={folder} expected=a model folder"]
-            )
-        raw: dict[str, Any] = json.loads(path.read_text())
-        problems = _uncovered(raw)
-        if problems:
-            raise ConfigError([f"{path}: {problem}" for problem in problems])
-        num_layers = int(raw["num_hidden_layers"])
-        step, dense = int(raw.get("decoder_sparse_step", 1)), set(raw.get("mlp_only_layers") or ())
-        return cls(
-            vocab_size=int(raw["vocab_size"]),
-            hidden_size=int(raw["hidden_size"]),
-            num_layers=num_layers,
-            num_heads=int(raw["num_attention_heads"]),
-            num_kv_heads=int(raw["num_key_value_heads"]),
-            head_dim=int(raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]),
-            dense_width=int(raw["intermediate_size"]),
-            expert_width=int(raw["moe_intermediate_size"]),
-            num_experts=_num_experts(raw),
-            moe_top_k=int(raw["num_experts_per_tok"]),
-            norm_topk_prob=bool(raw.get("norm_topk_prob", False)),
-            moe_layers=tuple(
-                i for i in range(num_layers) if i not in dense and (i + 1) % step == 0
-            ),
-            tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            norm_eps=float(raw["rms_norm_eps"]),
-            rope_theta=_rope_theta(raw),
-            max_positions=int(raw["max_position_embeddings"]),
-        )
-
-
-def _num_experts(raw: Mapping[str, Any]) -> int:
-    return int(raw.get("num_experts") or raw.get("num_local_experts") or 0)
-
-
-def _rope_parameters(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """transformers 5 writes ``rope_parameters``, older folders ``rope_theta``/``rope_scaling``."""
-    return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-
-
-def _rope_theta(raw: Mapping[str, Any]) -> float:
-    return float(_rope_parameters(raw).get("rope_theta") or raw.get("rope_theta") or 10000.0)
-
-
-def _uncovered(raw: Mapping[str, Any]) -> list[str]:
-    needed = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-    needed += ("num_key_value_heads", "intermediate_size", "moe_intermediate_size")
-    needed += ("num_experts_per_tok", "rms_norm_eps", "max_position_embeddings")
-    problems = [f"{key}: missing" for key in needed if key not in raw]
-    rope = _rope_parameters(raw)
-    covered = (
-        ("model_type", raw.get("model_type"), "qwen3_moe"),
-        ("hidden_act", raw.get("hidden_act", "silu"), "silu"),
-        ("attention_bias", raw.get("attention_bias", False), False),
-        ("use_sliding_window", raw.get("use_sliding_window", False), False),
-        ("rope_type", rope.get("rope_type", rope.get("type", "default")), "default"),
-    )
-    problems += [
-        f"{key}: not covered, got={got!r} expected={expected!r}"
-        for key, got, expected in covered
-        if got != expected
-    ]
-    if not _num_experts(raw):
-        problems.append("num_experts: missing")
-    return problems
 
 
 def transformer_config(shape: ModelShape, trainer: TrainerConfig) -> TransformerConfig:
@@ -150,7 +43,8 @@ def transformer_config(shape: ModelShape, trainer: TrainerConfig) -> Transformer
             "recompute_num_layers": 1,
         },
     }[trainer.recompute]
-    return TransformerConfig(
+    kind = TransformerConfig if shape.latent is None else MLATransformerConfig
+    return kind(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         num_attention_heads=shape.num_heads,
@@ -161,20 +55,19 @@ def transformer_config(shape: ModelShape, trainer: TrainerConfig) -> Transformer
         num_moe_experts=shape.num_experts,
         moe_router_topk=shape.moe_top_k,
         moe_layer_freq=[int(i in moe) for i in range(shape.num_layers)],
-        # softmax over the chosen logits is the normalised top-k of the full softmax
-        moe_router_pre_softmax=not shape.norm_topk_prob,
         moe_router_dtype="fp32",
         moe_router_load_balancing_type="none",
         moe_aux_loss_coeff=0.0,
-        moe_token_dispatcher_type="alltoall",
+        moe_token_dispatcher_type=trainer.token_dispatcher,
         moe_grouped_gemm=False,
         normalization="RMSNorm",
         layernorm_epsilon=shape.norm_eps,
-        qk_layernorm=True,
+        # Latent attention always has its two norms.
+        qk_layernorm=shape.qk_norm or shape.latent is not None,
         gated_linear_unit=True,
         activation_func=F.silu,
         add_bias_linear=False,
-        add_qkv_bias=False,
+        add_qkv_bias=shape.qkv_bias,
         attention_dropout=0.0,
         hidden_dropout=0.0,
         use_cpu_initialization=not torch.cuda.is_available(),
@@ -191,32 +84,118 @@ def transformer_config(shape: ModelShape, trainer: TrainerConfig) -> Transformer
         bf16=trainer.dtype == "bfloat16",
         tensor_model_parallel_size=trainer.tensor_parallel,
         pipeline_model_parallel_size=trainer.pipeline_parallel,
+        virtual_pipeline_model_parallel_size=(
+            trainer.virtual_pipeline if trainer.virtual_pipeline > 1 else None
+        ),
         context_parallel_size=trainer.context_parallel,
         expert_model_parallel_size=trainer.expert_parallel,
         expert_tensor_parallel_size=1,
         sequence_parallel=trainer.sequence_parallel,
+        **_router_settings(shape),
+        **_shared_settings(shape),
+        **_latent_settings(shape),
         **recompute,
     )
 
 
-def build_model(shape: ModelShape, config: TransformerConfig) -> GPTModel:
-    """This rank's part of the model, weights not yet loaded."""
+def _router_settings(shape: ModelShape) -> dict[str, Any]:
+    rule = shape.router
+    limited = rule.topk_groups < rule.num_groups
+    return {
+        "moe_router_score_function": rule.score,
+        # softmax over the chosen logits is the normalised top-k of the full softmax
+        "moe_router_pre_softmax": rule.score == "softmax" and not rule.normalise,
+        "moe_router_topk_scaling_factor": None if rule.scaling == 1.0 else rule.scaling,
+        "moe_router_num_groups": rule.num_groups if limited else None,
+        "moe_router_group_topk": rule.topk_groups if limited else None,
+        "moe_router_enable_expert_bias": rule.selection_bias,
+        # Megatron would move the bias after every optimizer step: it stays that of the policy,
+        # which is what the engine was given.
+        "moe_router_bias_update_rate": 0.0,
+        "moe_router_fusion": False,  # the fused router takes no recorded experts
+    }
+
+
+def _shared_settings(shape: ModelShape) -> dict[str, Any]:
+    if not shape.shared_width:
+        return {}
+    return {
+        "moe_shared_expert_intermediate_size": shape.shared_width,
+        "moe_shared_expert_gate": shape.shared_gate,
+    }
+
+
+def _latent_settings(shape: ModelShape) -> dict[str, Any]:
+    latent, yarn = shape.latent, shape.yarn
+    if latent is None:
+        return {}
+    settings: dict[str, Any] = {
+        "q_lora_rank": latent.q_rank,
+        "kv_lora_rank": latent.kv_rank,
+        "qk_head_dim": latent.nope_dim,
+        "qk_pos_emb_head_dim": latent.rope_dim,
+        "v_head_dim": latent.v_dim,
+        "rope_type": "rope" if yarn is None else "yarn",
+        "rotary_base": shape.rope_theta,
+    }
+    if yarn is None:
+        return settings | {"rotary_scaling_factor": 1.0}
+    return settings | {
+        "rotary_scaling_factor": yarn.factor,
+        "original_max_position_embeddings": yarn.original_positions,
+        "beta_fast": yarn.beta_fast,
+        "beta_slow": yarn.beta_slow,
+        "mscale": yarn.mscale,
+        "mscale_all_dim": yarn.mscale_all_dim,
+    }
+
+
+def build_chunks(shape: ModelShape, config: TransformerConfig) -> list[GPTModel]:
+    """This rank's part of the model, several chunks where the pipeline is interleaved."""
+    count = config.virtual_pipeline_model_parallel_size
+    return [build_model(shape, config, stage) for stage in (range(count) if count else [None])]
+
+
+def build_model(
+    shape: ModelShape, config: TransformerConfig, vp_stage: int | None = None
+) -> GPTModel:
+    """One chunk of this rank's part of the model, weights not yet loaded."""
+    place: Any = {"ignore_virtual": False, "vp_stage": vp_stage}
     with cpu_backend.quiet():
         return GPTModel(
             config=config,
-            transformer_layer_spec=portable_block_spec(config),  # type: ignore[arg-type]
+            transformer_layer_spec=portable_block_spec(config, vp_stage),  # type: ignore[arg-type]
             vocab_size=shape.vocab_size,
             max_sequence_length=shape.max_positions,
             position_embedding_type="rope",
             rotary_base=int(shape.rope_theta),
+            rotary_percent=shape.rotary_fraction,
             share_embeddings_and_output_weights=shape.tie_embeddings,
-            pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(),
+            pre_process=parallel_state.is_pipeline_first_stage(**place),
+            post_process=parallel_state.is_pipeline_last_stage(**place),
+            vp_stage=vp_stage,
         )
 
 
-def wrap_model(model: GPTModel, config: TransformerConfig) -> DistributedDataParallel:
+def wrap_model(
+    model: GPTModel, config: TransformerConfig, *, distributed_optimizer: bool = False
+) -> DistributedDataParallel:
     """Megatron's data-parallel wrapper, over its bf16 wrapper where the config asks for bf16."""
-    inner = Float16Module(config, model) if config.bf16 else model
-    settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True)
+    inner = _in_bfloat16(model, config) if config.bf16 else model
+    settings = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, use_distributed_optimizer=distributed_optimizer
+    )
     return DistributedDataParallel(config, settings, inner)
+
+
+def _in_bfloat16(model: GPTModel, config: TransformerConfig) -> Float16Module:
+    """Megatron's bf16 wrapper; selection biases stay the float32 tensors that they are.
+
+    Megatron rounds them with everything else and widens them again.
+    """
+    routers = [module for module in model.modules() if isinstance(module, TopKRouter)]
+    biases = [router.expert_bias for router in routers]
+    wrapped = Float16Module(config, model)
+    for router, bias in zip(routers, biases, strict=True):
+        router.expert_bias = bias  # type: ignore[assignment]
+    return wrapped

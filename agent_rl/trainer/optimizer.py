@@ -1,24 +1,22 @@
-"""Megatron's optimizer and schedule, and their state by Hugging Face parameter name."""
+"""Megatron's optimizer and schedule, and their state by parameter."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from agent_rl.config import OptimConfig
-from agent_rl.errors import CheckpointError
 from agent_rl.trainer import cpu_backend  # noqa: F401  # before megatron: quiet import
-from agent_rl.trainer.weights import ParamMap, Tensors, export_like
+from agent_rl.trainer.optimizer_state import MASTER, MOMENTS, states_of
+from agent_rl.trainer.weights import ParamMap
 
 # isort: split
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -32,19 +30,21 @@ class UpdateReport:
 class PolicyOptimizer:
     """AdamW through Megatron (float32, or float32 master weights over bfloat16) with its schedule.
 
-    ``total_steps`` counts optimizer steps of the whole run; the decay ends there.
+    ``total_steps`` counts optimizer steps of the whole run; the decay ends there. ``distributed``
+    splits state and master weights over the data-parallel ranks, as the chunks were wrapped.
     """
 
     def __init__(
         self,
         config: OptimConfig,
-        model: DistributedDataParallel,
+        chunks: Sequence[DistributedDataParallel],
         maps: Sequence[ParamMap],
         *,
         dtype: torch.dtype,
         total_steps: int,
+        distributed: bool = False,
     ) -> None:
-        self._maps = list(maps)
+        self._maps = [m for m in maps if m.trained]
         self._optimizer: MegatronOptimizer = get_megatron_optimizer(
             OptimizerConfig(
                 optimizer="adam",
@@ -58,9 +58,13 @@ class PolicyOptimizer:
                 clip_grad=config.clip_grad if config.clip_grad > 0 else float("inf"),
                 bf16=dtype == torch.bfloat16,
                 params_dtype=dtype,
+                use_distributed_optimizer=distributed,
             ),
-            [model],
+            list(chunks),
         )
+        self._has_masters = dtype == torch.bfloat16
+        parameters = [parameter for m in self._maps for parameter in m.parameters]
+        self._held = states_of(self._optimizer, parameters, with_masters=self._has_masters)
         warmup = config.warmup_steps
         self._schedule = OptimizerParamScheduler(
             self._optimizer,
@@ -96,73 +100,34 @@ class PolicyOptimizer:
         self._schedule.step(increment=1)
         return UpdateReport(grad_norm=float(grad_norm), lr=lr)
 
-    def export_state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """State by kind and Hugging Face name: both moments, and ``master`` under bfloat16.
+    def state_of(self, param_map: ParamMap) -> dict[str, list[torch.Tensor]]:
+        """By kind, a float32 tensor of the shape of each of the map's parameters.
 
-        Collective over the model-parallel groups. Empty before the first step.
+        Both moments, none before the first step, and ``master`` under bfloat16. Collective over
+        the data-parallel ranks where the optimizer's state is spread over them.
         """
-        inner = self._inner_states()
-        states = {}
-        if inner and all(len(state) for state in inner.values()):
-            states = {
-                kind: export_like(self._maps, lambda p, kind=kind: inner[_held(p)][kind])
-                for kind in MOMENTS
-            }
-        if any(_held(m.parameter) is not m.parameter for m in self._maps):
-            states["master"] = export_like(self._maps, lambda p: _held(p).detach())
-        return states
+        kinds: dict[str, list[torch.Tensor]] = {}
+        for parameter in param_map.parameters:
+            for kind, tensor in self._held[parameter].read().items():
+                kinds.setdefault(kind, []).append(tensor)
+        return kinds
 
     @torch.no_grad()
-    def load_state(self, states: Mapping[str, Tensors], num_steps: int) -> None:
-        """Restore what ``export_state`` gave, and the schedule's position.
+    def load_state(
+        self, read: Callable[[str, ParamMap], list[torch.Tensor]], num_steps: int
+    ) -> None:
+        """Restore every parameter's state and the schedule's position.
 
-        Raises ``CheckpointError`` when a moment or the master weights are absent.
+        ``read(kind, param_map)`` gives what ``state_of`` gave; it raises ``CheckpointError`` for
+        a kind that is absent.
         """
+        kinds = [*(MOMENTS if num_steps else ()), *((MASTER,) if self._has_masters else ())]
+        for held in self._held.values():
+            held.clear()
         for m in self._maps:
-            held = _held(m.parameter)
-            if held is not m.parameter:
-                held.copy_(m.to_local(_kind(states, "master")))
-        for state_of in self._inner_optimizers():
-            state_of.state.clear()
-        if num_steps:
-            self._load_moments(states, num_steps)
+            columns = {kind: read(kind, m) for kind in kinds}
+            for i, parameter in enumerate(m.parameters):
+                state = {kind: tensors[i] for kind, tensors in columns.items()}
+                self._held[parameter].write(state, num_steps)
         self._schedule.num_steps = num_steps
         self._schedule.step(increment=0)
-
-    def _load_moments(self, states: Mapping[str, Tensors], num_steps: int) -> None:
-        inner = self._inner_states()
-        for m in self._maps:
-            state = inner[_held(m.parameter)]
-            # torch's AdamW keeps its step count as a float32 tensor on the CPU.
-            state["step"] = torch.tensor(float(num_steps), dtype=torch.float32)
-            for kind in MOMENTS:
-                local = m.to_local(_kind(states, kind))
-                state[kind] = local.to(device=m.parameter.device, dtype=torch.float32).clone(
-                    memory_format=torch.contiguous_format
-                )
-
-    def _inner_optimizers(self) -> list[torch.optim.Optimizer]:
-        chained = getattr(self._optimizer, "chained_optimizers", [self._optimizer])
-        return [one.optimizer for one in chained if one.optimizer is not None]
-
-    def _inner_states(self) -> dict[torch.Tensor, dict[str, Any]]:
-        return {
-            parameter: inner.state[parameter]
-            for inner in self._inner_optimizers()
-            for group in inner.param_groups
-            for parameter in group["params"]
-        }
-
-
-def _held(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The tensor the optimizer updates: the float32 master of a bfloat16 parameter, or itself."""
-    master = getattr(parameter, "main_param", None)
-    return parameter if master is None else master
-
-
-def _kind(states: Mapping[str, Tensors], kind: str) -> Tensors:
-    if kind not in states:
-        raise CheckpointError(
-            f"optimizer state is incomplete: got={sorted(states)} expected={kind}"
-        )
-    return states[kind]

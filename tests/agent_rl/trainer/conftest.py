@@ -22,7 +22,7 @@ from agent_rl.config import (
 )
 from agent_rl.trainer import parallel
 from agent_rl.trainer.megatron import MegatronTrainer
-from agent_rl.trainer.model import ModelShape
+from agent_rl.trainer.shape import ModelShape
 from agent_rl.types import TrainSample
 from routing_cache import ArrayRows, RowLayout
 

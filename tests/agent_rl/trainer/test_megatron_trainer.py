@@ -14,8 +14,9 @@ from reference_policy import logits as reference_logits
 from agent_rl.errors import CheckpointError, ReplayError, TrainerError
 from agent_rl.metrics.mismatch import abs_gap, exact_kl, f_taus, k3
 from agent_rl.trainer.checkpoint import CheckpointStore
-from agent_rl.trainer.model import ModelShape
-from agent_rl.trainer.weights import export_like, read_folder
+from agent_rl.trainer.folders import read_folder
+from agent_rl.trainer.shape import ModelShape
+from agent_rl.trainer.weights import export_like
 from agent_rl.types import TrainSample
 from routing_cache import ArrayRows, RoutingCacheError
 

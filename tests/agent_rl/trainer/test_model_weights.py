@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,22 +10,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 
 from agent_rl.config import TrainerConfig
 from agent_rl.errors import ConfigError
 from agent_rl.trainer import cpu_backend
-from agent_rl.trainer.model import ModelShape, build_model, transformer_config
-from agent_rl.trainer.weights import (
-    ParamMap,
-    export_like,
-    export_weights,
-    fuse_experts,
-    load_weights,
-    param_maps,
-    read_folder,
-    split_experts,
-    write_folder,
-)
+from agent_rl.trainer.folders import INDEX, FolderTensors, folder_tensors, read_folder, write_folder
+from agent_rl.trainer.model import build_model, transformer_config
+from agent_rl.trainer.param_maps import param_maps
+from agent_rl.trainer.shape import HFNames, ModelShape
+from agent_rl.trainer.weights import export_like, export_weights, load_weights
 
 pytestmark = [pytest.mark.megatron, pytest.mark.usefixtures("process_group")]
 
@@ -85,7 +80,7 @@ def test_weights_come_back_bit_exact(make_policy, tmp_path: Path, variant: str) 
     assert set(weights) == set(source)
     for name, tensor in weights.items():
         assert torch.equal(tensor, source[name]), name
-    write_folder(tmp_path, weights)
+    write_folder(tmp_path, weights, HFNames())
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     for name, parameter in transformers_model(tmp_path).named_parameters():
         assert torch.equal(parameter, source[name]), name
@@ -98,15 +93,25 @@ def test_published_weights_are_copies(policy: Path) -> None:
     assert bool(export_weights(maps)["model.norm.weight"].any())
 
 
-def test_experts_fuse_and_split(policy: Path) -> None:
-    fused = read_folder(policy)
-    again = fuse_experts(split_experts(fused))
-    assert set(again) == set(fused)
-    assert all(torch.equal(again[name], fused[name]) for name in fused)
-    lacking = split_experts(fused)
+def test_an_expert_without_all_its_tensors_is_named(policy: Path, tmp_path: Path) -> None:
+    lacking = folder_tensors(read_folder(policy), HFNames())
     del lacking["model.layers.1.mlp.experts.7.up_proj.weight"]
+    save_file(lacking, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.experts\.7\.up_proj\.weight"):
-        fuse_experts(lacking)
+        FolderTensors(tmp_path)
+
+
+def test_only_the_files_of_the_index_are_read(policy: Path, tmp_path: Path) -> None:
+    """Published folders may hold a second copy of the weights in another layout."""
+    save_file({"tok_embeddings.weight": torch.zeros(2)}, tmp_path / "consolidated.safetensors")
+    whole = folder_tensors(read_folder(policy), HFNames())
+    save_file(whole, tmp_path / "model-00001-of-00001.safetensors")
+    files = dict.fromkeys(whole, "model-00001-of-00001.safetensors")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": files}))
+    assert set(read_folder(tmp_path)) == set(read_folder(policy))
+    (tmp_path / "model-00001-of-00001.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"model-00001-of-00001\.safetensors is missing"):
+        read_folder(tmp_path)
 
 
 def test_faults_in_the_tensors_are_all_named(policy: Path) -> None:
@@ -123,7 +128,7 @@ def test_faults_in_the_tensors_are_all_named(policy: Path) -> None:
 
 def test_a_model_that_is_not_covered_is_refused(policy: Path, tmp_path: Path) -> None:
     config = json.loads((policy / "config.json").read_text())
-    config |= {"model_type": "mixtral", "attention_bias": True}
+    config |= {"attention_bias": True, "quantization_config": {"quant_method": "fp8"}}
     del config["vocab_size"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError) as caught:
@@ -131,6 +136,9 @@ def test_a_model_that_is_not_covered_is_refused(policy: Path, tmp_path: Path) ->
     assert len(caught.value.problems) == 3
     with pytest.raises(ConfigError, match=r"no config\.json"):
         ModelShape.from_folder(tmp_path / "absent")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
+    with pytest.raises(ConfigError, match=r"got='gpt2' expected=one of .*'deepseek_v3'.*CONTRIB"):
+        ModelShape.from_folder(tmp_path)
 
 
 def fake_group(rank: int, size: int) -> SimpleNamespace:
@@ -139,39 +147,32 @@ def fake_group(rank: int, size: int) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_shards_of_all_ranks_make_the_whole(policy: Path, size: int) -> None:
-    _, maps = build(policy)
-    tensors = read_folder(policy)
+def test_parts_of_all_ranks_make_the_whole(make_policy, size: int) -> None:
+    folder = make_policy(num_attention_heads=8, num_key_value_heads=4, mlp_only_layers=[0])
+    _, maps = build(folder)
+    source, tensors = FolderTensors(folder), read_folder(folder)
     num_split = 0
-    for m in maps:
-        for position, (axis, _) in enumerate(m.splits):
-            num_split += 1
-            shards = []
-            for rank in range(size):
-                splits = list(m.splits)
-                splits[position] = (axis, fake_group(rank, size))
-                shard = ParamMap(m.parameter, m.hf_names, tuple(splits), m.merge, m.split)
-                shards.append(shard.to_local(tensors))
-            assert shards[0].shape[axis] * size == m.parameter.shape[axis]
-            whole = torch.cat(shards, dim=axis)
-            assert torch.equal(whole, m.parameter), m.hf_names
-            back = dict(zip(m.hf_names, m.split(whole), strict=True))
-            assert all(torch.equal(back[name], tensors[name]) for name in m.hf_names)
-    assert num_split >= 3 * 6  # qkv, output, and two axes of both expert weights, each layer
+    for m in (m for m in maps if m.group is not None):
+        num_split += 1
+        parts = []
+        for rank in range(size):
+            mine = dataclasses.replace(m, group=fake_group(rank, size))
+            local = mine.read(source)
+            assert sum(t.numel() for t in local) * size == sum(p.numel() for p in m.parameters)
+            parts.append(mine.to_parts(local))
+        for name, column in zip(m.hf_names, zip(*parts, strict=True), strict=True):
+            assert torch.equal(torch.cat(column, dim=m.axis), tensors[name])
+    assert num_split == 1 + 3 * 2 + 2 + 2 * 2  # embedding, attention, dense MLP, experts
 
 
 def test_a_tensor_parallel_shard_keeps_whole_heads(make_policy) -> None:
     """Rank r of two holds queries, keys and values of the r-th half of the heads."""
     folder = make_policy(num_attention_heads=4, num_key_value_heads=2)
-    shape = ModelShape.from_folder(folder)
     _, maps = build(folder)
     tensors = read_folder(folder)
     (qkv,) = (m for m in maps if m.hf_names[0] == "model.layers.1.self_attn.q_proj.weight")
     for rank in range(2):
-        halved = ParamMap(
-            qkv.parameter, qkv.hf_names, ((0, fake_group(rank, 2)),), qkv.merge, qkv.split
-        )
-        local = halved.to_local(tensors)
+        halved = dataclasses.replace(qkv, group=fake_group(rank, 2))
+        (local,) = halved.read(FolderTensors(folder))
         q, k, v = (tensors[name].chunk(2)[rank] for name in qkv.hf_names)
         assert torch.equal(local, torch.cat([q, k, v]))
-    assert shape.num_heads == 4

@@ -12,9 +12,12 @@ from reference_policy import gates
 from agent_rl.config import TrainerConfig
 from agent_rl.errors import ReplayError
 from agent_rl.trainer import cpu_backend
-from agent_rl.trainer.model import ModelShape, build_model, transformer_config
+from agent_rl.trainer.folders import read_folder
+from agent_rl.trainer.model import build_model, transformer_config
+from agent_rl.trainer.param_maps import param_maps
 from agent_rl.trainer.router_replay import ReplayTable, RouterReplay
-from agent_rl.trainer.weights import export_like, load_weights, param_maps, read_folder
+from agent_rl.trainer.shape import ModelShape
+from agent_rl.trainer.weights import export_like, load_weights
 
 pytestmark = [pytest.mark.megatron, pytest.mark.usefixtures("process_group")]
 

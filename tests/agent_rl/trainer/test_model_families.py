@@ -1,0 +1,233 @@
+"""Every covered family against transformers: values, gradients under forced experts, weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from family_policies import FAMILY_POLICIES, load, write_family
+
+from agent_rl.config import TrainerConfig
+from agent_rl.errors import ConfigError
+from agent_rl.trainer import cpu_backend
+from agent_rl.trainer.families import FAMILIES
+from agent_rl.trainer.folders import FolderTensors, read_folder, write_folder
+from agent_rl.trainer.model import build_model, transformer_config, wrap_model
+from agent_rl.trainer.param_maps import param_maps
+from agent_rl.trainer.router_replay import ReplayTable, RouterReplay
+from agent_rl.trainer.shape import ModelShape
+from agent_rl.trainer.weights import export_like, export_weights, load_weights
+
+pytestmark = [pytest.mark.megatron, pytest.mark.usefixtures("process_group")]
+
+BATCH, LENGTH = 3, 24
+
+
+class Policy:
+    """One folder in Megatron and in transformers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.shape = ModelShape.from_folder(folder)
+        trainer = TrainerConfig(num_threads=1)
+        self.model = build_model(self.shape, transformer_config(self.shape, trainer))
+        self.maps = param_maps(self.model, self.shape)
+        load_weights(self.maps, FolderTensors(folder))
+        self.other = load(folder)
+        generator = torch.Generator().manual_seed(1)
+        self.ids = torch.randint(0, 200, (BATCH, LENGTH), generator=generator)
+
+    def logits(self) -> torch.Tensor:
+        with cpu_backend.quiet():
+            return self.model(self.ids, torch.arange(LENGTH).expand(BATCH, LENGTH), None)
+
+    def replayed(self, rows: torch.Tensor) -> torch.Tensor:
+        """Logits with ``rows [B, S, L, K]`` in place of the routers' choice."""
+        replay = RouterReplay([self.model], num_experts=self.shape.num_experts, recompute=False)
+        order = rows.permute(2, 1, 0, 3).flatten(1, 2)  # [L, N, K], position-major
+        real = torch.ones(order.shape[1], dtype=torch.bool)
+        replay.put(0, ReplayTable(order, real, ~real))
+        with replay.forward(0):
+            out = self.logits()
+        replay.detach()
+        return out
+
+    def force(self, rows: torch.Tensor) -> None:
+        """The same in transformers, by its own formula for the gates."""
+        gates = [m for name, m in self.other.named_modules() if name.endswith("mlp.gate")]
+        assert len(gates) == len(self.shape.moe_layers)
+        for slot, gate in enumerate(gates):
+            chosen = rows[:, :, slot].flatten(0, 1)
+            gate.register_forward_hook(
+                lambda module, args, out, chosen=chosen: (
+                    out[0],
+                    gates_of(self.shape, out[0], chosen),
+                    chosen,
+                )
+            )
+
+    def random_rows(self, seed: int = 0) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.rand(
+            BATCH, LENGTH, len(self.shape.moe_layers), self.shape.num_experts, generator=generator
+        )
+        return noise.argsort(dim=-1)[..., : self.shape.moe_top_k]
+
+
+def gates_of(shape: ModelShape, logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """``[N, K]`` gates of chosen experts from live logits, written from the families' formulas."""
+    rule = shape.router
+    if rule.score == "softmax":
+        gates = logits.float().softmax(-1).gather(1, chosen)
+    else:
+        gates = logits.float().sigmoid().gather(1, chosen)
+    return gates / gates.sum(-1, keepdim=True) * rule.scaling if rule.normalise else gates
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Policy]:
+    folders: dict[str, Path] = {}
+
+    def policy(name: str) -> Policy:
+        if name not in folders:
+            folders[name] = write_family(tmp_path_factory.mktemp("family"), name)
+        return Policy(folders[name])
+
+    return policy
+
+
+def test_every_family_has_a_policy() -> None:
+    assert {kind for kind, _ in FAMILY_POLICIES.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", FAMILY_POLICIES)
+def test_logits_equal_transformers(make, name: str) -> None:
+    policy = make(name)
+    with torch.no_grad():
+        ours, theirs = policy.logits(), policy.other(policy.ids).logits
+    assert float(theirs.std()) > 0.3  # a flat distribution would agree by accident
+    assert float((ours - theirs).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize("name", FAMILY_POLICIES)
+def test_gradients_with_forced_experts_equal_transformers(make, name: str) -> None:
+    """Gates come from the live logits of the recorded experts, under the family's own rule."""
+    policy = make(name)
+    rows = policy.random_rows()
+    free = policy.logits().detach()
+    policy.force(rows)
+    ours, theirs = policy.replayed(rows), policy.other(policy.ids).logits
+    assert float((ours.detach() - free).abs().max()) > 0.1  # the rows did something
+    assert float((ours - theirs).detach().abs().max()) <= 1e-5
+    for logits in (ours, theirs):
+        F.cross_entropy(logits[:, :-1].flatten(0, 1), policy.ids[:, 1:].flatten()).backward()
+    ours_by_name = export_like(policy.maps, lambda p: p.grad)
+    named = dict(policy.other.named_parameters())
+    assert set(named) == set(ours_by_name)
+    for key, parameter in named.items():
+        difference = (ours_by_name[key] - parameter.grad).norm() / parameter.grad.norm()
+        assert float(difference) <= 1e-5, key
+
+
+@pytest.mark.parametrize("name", FAMILY_POLICIES)
+def test_weights_come_back_bit_exact(make, tmp_path: Path, name: str) -> None:
+    policy = make(name)
+    weights = export_weights(policy.maps)
+    source = dict(policy.other.named_parameters()) | {
+        key: value
+        for key, value in policy.other.named_buffers()
+        if key.endswith("e_score_correction_bias")
+    }
+    assert set(weights) == set(source)
+    for key, tensor in weights.items():
+        assert torch.equal(tensor, source[key]), key
+    write_folder(tmp_path, weights, policy.shape.names)
+    policy.other.config.save_pretrained(tmp_path)
+    for key, tensor in load(tmp_path).state_dict().items():
+        assert torch.equal(tensor, policy.other.state_dict()[key]), key
+    read = read_folder(tmp_path)
+    assert all(torch.equal(read[key], tensor) for key, tensor in weights.items())
+
+
+@pytest.mark.parametrize("name", [n for n in FAMILY_POLICIES if n.startswith(("deep", "glm"))])
+def test_the_selection_bias_chooses_and_never_weighs(make, name: str) -> None:
+    policy = make(name)
+    routers = [m for m in policy.model.modules() if hasattr(m, "expert_bias")]
+    assert len(routers) == len(policy.shape.moe_layers)
+    rows = policy.random_rows()
+    with torch.no_grad():
+        live, replayed = policy.logits(), policy.replayed(rows)
+        for router in routers:
+            router.expert_bias.copy_(torch.linspace(1, -1, policy.shape.num_experts))
+        assert float((policy.logits() - live).abs().max()) > 0.1
+        assert torch.equal(policy.replayed(rows), replayed)
+
+
+def test_replaying_the_own_choice_changes_nothing(make) -> None:
+    for name in FAMILY_POLICIES:
+        policy = make(name)
+        experts = policy.shape.num_experts
+        replay = RouterReplay([policy.model], num_experts=experts, recompute=False)
+        blank = torch.zeros(BATCH * LENGTH, dtype=torch.bool)
+        some = policy.random_rows().permute(2, 1, 0, 3).flatten(1, 2)
+        with torch.no_grad():
+            live = policy.logits()
+            replay.put(0, ReplayTable(some, blank, blank))
+            with replay.forward(0, record=True):
+                policy.logits()
+            own = replay.recorded(0)
+            replay.put(1, ReplayTable(own, ~blank, blank))
+            with replay.forward(1):
+                assert torch.equal(policy.logits(), live), name
+        replay.detach()
+
+
+def test_rows_follow_the_dense_layers(make) -> None:
+    layouts = {name: make(name).shape.row_layout for name in FAMILY_POLICIES}
+    assert layouts["deepseek_v3"].moe_layers == (1, 2)
+    assert layouts["deepseek_v3, plain queries"].moe_layers == (2,)
+    assert layouts["qwen3_moe, dense by list"].moe_layers == (1, 3)
+    assert layouts["qwen3_moe, dense by step"].moe_layers == (1, 3)
+    assert layouts["mixtral"].moe_layers == (0, 1, 2)
+    assert layouts["deepseek_v3"].num_hidden_layers == 3
+
+
+def test_bfloat16_leaves_the_selection_bias_in_float32(make) -> None:
+    policy = make("deepseek_v3")
+    config = transformer_config(policy.shape, TrainerConfig(dtype="bfloat16", num_threads=1))
+    model = build_model(policy.shape, config)
+    maps = param_maps(model, policy.shape)
+    load_weights(maps, {n: t.detach() for n, t in policy.other.state_dict().items()})
+    wrap_model(model, config)
+    with torch.no_grad(), cpu_backend.quiet():
+        model(policy.ids, torch.arange(LENGTH).expand(BATCH, LENGTH), None)
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    bias = policy.other.state_dict()[name]
+    assert not torch.equal(bias, bias.bfloat16().float())
+    assert torch.equal(export_weights(maps)[name], bias)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("deepseek_v3", {"norm_topk_prob": False}, "norm_topk_prob"),
+        ("deepseek_v3", {"topk_group": 1}, "half of num_experts_per_tok"),
+        ("deepseek_v3", {"rope_interleave": False}, "rope_interleave"),
+        ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ("mixtral", {"sliding_window": 16}, "sliding_window"),
+        ("qwen2_moe", {"use_sliding_window": True}, "use_sliding_window"),
+        ("qwen3_moe", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type"),
+        ("glm4_moe", {"hidden_size": "64"}, "hidden_size"),
+    ],
+)
+def test_what_would_be_computed_differently_is_refused(
+    tmp_path: Path, name: str, changes: dict, message: str
+) -> None:
+    write_family(tmp_path, name)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ConfigError, match=message):
+        ModelShape.from_folder(tmp_path)
