@@ -17,8 +17,6 @@ import threading
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import numpy as np
-
 from agent_rl.errors import TrainerError
 from agent_rl.trainer.workers.messages import Message
 
@@ -126,7 +124,7 @@ class Channel:
         return Received(message, self._blocks.pop(0) if has_block else None)
 
 
-def write_block(name: str, parts: Iterable[bytes | memoryview | np.ndarray]) -> int:
+def write_block(name: str, parts: Iterable[bytes | memoryview]) -> int:
     """Descriptor of a new anonymous memory file holding ``parts``; the caller closes it."""
     descriptor = os.memfd_create(name)
     try:

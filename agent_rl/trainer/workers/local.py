@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+import agent_rl
 from agent_rl.config import RunConfig
 from agent_rl.errors import ConfigError
 from agent_rl.protocols import Weights
@@ -33,6 +34,7 @@ from agent_rl.trainer.workers.sample_block import SampleBlock
 from agent_rl.trainer.workers.world import num_processes
 
 _HOST = "127.0.0.1"
+_PACKAGES = Path(agent_rl.__file__).parents[1]  # a worker runs the code that its driver runs
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def _launch(rank: int, count: int, port: int, config: RunConfig) -> _Worker:
         stack.enter_context(child)
         log = stack.enter_context(log_file.open("ab"))
         process = subprocess.Popen(
-            [sys.executable, "-m", "agent_rl.trainer.workers.worker", str(child.fileno())],
+            [sys.executable, "-P", "-m", "agent_rl.trainer.workers.worker", str(child.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -175,10 +177,12 @@ def _launch(rank: int, count: int, port: int, config: RunConfig) -> _Worker:
 
 
 def _environment(rank: int, count: int, port: int, num_threads: int) -> Mapping[str, str]:
+    python_path = (str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")]))
     return {
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": str(num_threads),
         **os.environ,
+        "PYTHONPATH": os.pathsep.join(python_path),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(count),

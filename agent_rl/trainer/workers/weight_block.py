@@ -9,14 +9,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 
-import numpy as np
 import orjson
 import torch
 
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
-def weight_parts(weights: Mapping[str, torch.Tensor]) -> Iterator[bytes | np.ndarray]:
+def weight_parts(weights: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
     """The parts of a safetensors file of CPU tensors, in order."""
     header: dict[str, dict[str, object]] = {}
     at = 0
@@ -31,4 +30,4 @@ def weight_parts(weights: Mapping[str, torch.Tensor]) -> Iterator[bytes | np.nda
     text += b" " * (-len(text) % 8)
     yield struct.pack("<Q", len(text)) + text
     for tensor in weights.values():
-        yield tensor.contiguous().flatten().view(torch.uint8).numpy()
+        yield tensor.contiguous().flatten().view(torch.uint8).numpy().data
