@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import torch
@@ -42,6 +43,7 @@ def initialize(config: TrainerConfig, *, seed: int) -> None:
             context_parallel_size=config.context_parallel,
             expert_model_parallel_size=config.expert_parallel,
             expert_tensor_parallel_size=1,
+            distributed_timeout_minutes=math.ceil(config.worker_timeout_s / 60),
         )
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     torch.manual_seed(seed)

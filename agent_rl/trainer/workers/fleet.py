@@ -59,7 +59,7 @@ class TrainerFleet:
 
     def __init__(self, config: RunConfig, workers: WorkerGroup) -> None:
         self._timeout_s = config.trainer.worker_timeout_s
-        self._num_stages = config.trainer.pipeline_parallel
+        self._num_chunks = config.trainer.pipeline_parallel * config.trainer.virtual_pipeline
         self._workers = workers
         self._weight_version = 0
         self._stopped = ""  # why nothing can be asked of the ranks any more
@@ -112,7 +112,7 @@ class TrainerFleet:
             raise TrainerError(f"the trainer's workers are gone: {self._stopped}")
         block = None
         if samples is not None:
-            block = encode_samples(samples, num_stages=self._num_stages)
+            block = encode_samples(samples, num_chunks=self._num_chunks)
             self.last_transfer = Transfer(block.nbytes, block.unique_row_bytes)
         try:
             self._workers.send(request, block)

@@ -124,7 +124,8 @@ class RayWorkers:
         count = num_processes(config.trainer)
         self._group = _reserve(count, config.trainer.worker_timeout_s)
         resources = self._group.bundle_specs[0]
-        actor_class: Any = ray.remote(concurrency_groups={"watch": 1})(RankActor)
+        make_actor: Any = ray.remote  # its stubs know no concurrency groups
+        actor_class = make_actor(concurrency_groups={"watch": 1})(RankActor)
         actors = [
             actor_class.options(
                 num_cpus=resources["CPU"],

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from agent_rl.errors import ReplayError, TrainerError
-from agent_rl.trainer.workers.world import stage_blocks
+from agent_rl.trainer.workers.world import chunk_blocks
 from agent_rl.types import TrainSample
 from routing_cache import PackedRows, PackedSample, RoutingCacheError, pack
 from routing_cache.view import SegmentRows
@@ -49,8 +49,8 @@ class _Entry:
     has_rows: bool
 
 
-def encode_samples(samples: Sequence[TrainSample], *, num_stages: int = 1) -> SampleBlock:
-    """Encode ``samples``; with several pipeline stages rows are stored stage by stage.
+def encode_samples(samples: Sequence[TrainSample], *, num_chunks: int = 1) -> SampleBlock:
+    """Encode ``samples``; with several pipeline chunks rows are stored chunk by chunk.
 
     Raises ``ReplayError`` when rows do not belong together or arrays differ in length,
     ``TrainerError`` when rows are of a kind that cannot be sent.
@@ -62,7 +62,7 @@ def encode_samples(samples: Sequence[TrainSample], *, num_stages: int = 1) -> Sa
     index = _padded(orjson.dumps(entries))
     tokens = _padded(_token_bytes(samples))
     head = _PREFIX.pack(_MAGIC, len(index), len(tokens)) + index + tokens
-    packed = _pack_rows([s for s in samples if s.routed_experts is not None], num_stages)
+    packed = _pack_rows([s for s in samples if s.routed_experts is not None], num_chunks)
     if packed is None:
         return SampleBlock([head], len(head), 0)
     return SampleBlock(
@@ -111,7 +111,7 @@ def decode_samples(block: memoryview) -> list[TrainSample]:
     return samples
 
 
-def _pack_rows(samples: Sequence[TrainSample], num_stages: int) -> PackedRows | None:
+def _pack_rows(samples: Sequence[TrainSample], num_chunks: int) -> PackedRows | None:
     rows: list[SegmentRows] = []
     for sample in samples:
         if not isinstance(sample.routed_experts, SegmentRows):
@@ -126,7 +126,7 @@ def _pack_rows(samples: Sequence[TrainSample], num_stages: int) -> PackedRows | 
     try:
         return pack(
             rows,
-            layer_blocks=stage_blocks(rows[0].layout, num_stages),
+            layer_blocks=chunk_blocks(rows[0].layout, num_chunks),
             token_ids=[sample.token_ids for sample in samples],
         )
     except RoutingCacheError as error:

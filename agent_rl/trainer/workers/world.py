@@ -33,13 +33,14 @@ def launcher(trainer: TrainerConfig) -> Launcher:
     return trainer.launcher
 
 
-def stage_blocks(layout: RowLayout, num_stages: int) -> tuple[int, ...] | None:
-    """L indices where the MoE layers of each pipeline stage begin; None for a single stage.
+def chunk_blocks(layout: RowLayout, num_chunks: int) -> tuple[int, ...] | None:
+    """L indices where the MoE layers of each pipeline chunk begin; None for a single chunk.
 
-    Rows packed in these blocks let a stage read its own layers and nothing else.
+    A pipeline stage has one chunk, or as many as ``trainer.virtual_pipeline`` says. Rows packed in
+    these blocks let a stage read its own layers and nothing else.
     """
-    if num_stages == 1:
+    if num_chunks == 1:
         return None
-    edges = [layout.num_hidden_layers * stage // num_stages for stage in range(num_stages)]
+    edges = [layout.num_hidden_layers * chunk // num_chunks for chunk in range(num_chunks)]
     starts = {sum(layer < edge for layer in layout.moe_layers) for edge in edges} | {0}
     return tuple(sorted(start for start in starts if start < layout.num_moe_layers))
