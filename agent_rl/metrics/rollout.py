@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agent_rl.trainer.advantage import group_relative
+from agent_rl.trainer.advantage import centred
 from agent_rl.types import Group, Status, Trajectory
 
 
@@ -47,7 +47,7 @@ def resolve_rate(trajectories: Sequence[Trajectory]) -> float:
 def _has_signal(group: Group) -> bool:
     """As in ``build_samples``: rewards that differ by rounding alone teach nothing."""
     rewards = np.array([t.reward for t in group.valid], np.float64)
-    return bool(group_relative(rewards, False).any())
+    return bool(centred(rewards).any())
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -7,20 +7,28 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-# Rewards of a group, NaN where a member has none, and whether to divide by their spread.
-AdvantageFn = Callable[[NDArray[np.float64], bool], NDArray[np.float32]]
+# Rewards of a group [G], NaN where a member has none -> advantages [G].
+AdvantageFn = Callable[[NDArray[np.float64]], NDArray[np.float32]]
 
 _EPS = 1e-6
 
 
-def group_relative(rewards: NDArray[np.float64], normalize_std: bool) -> NDArray[np.float32]:
+def normalised(rewards: NDArray[np.float64]) -> NDArray[np.float32]:
     """GRPO (arXiv 2402.03300, 4.1.2): ``(r - mean) / (std + 1e-6)``, population std.
 
     ``rewards`` is ``[G]`` with NaN for members without a reward; these get 0 and count in neither
-    mean nor std. Without ``normalize_std`` the division is left out (arXiv 2503.20783). A group
-    whose rewards are all equal up to rounding, or that has one valid member, gets exactly 0: the
-    largest and smallest are compared, because the std of equal float32 rewards is not 0.
+    mean nor std. A group whose rewards are all equal up to rounding, or that has one valid member,
+    gets exactly 0: the largest and smallest are compared, because the std of equal float32 rewards
+    is not 0.
     """
+    advantages = centred(rewards)
+    if advantages.any():
+        advantages /= np.nanstd(np.asarray(rewards, dtype=np.float64)) + _EPS
+    return advantages
+
+
+def centred(rewards: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Dr. GRPO (arXiv 2503.20783, 3.1): ``r - mean``; otherwise as ``normalised``."""
     rewards = np.asarray(rewards, dtype=np.float64)
     advantages = np.zeros(rewards.shape, dtype=np.float32)
     valid = np.isfinite(rewards)
@@ -28,13 +36,9 @@ def group_relative(rewards: NDArray[np.float64], normalize_std: bool) -> NDArray
     if values.size < 2:
         return advantages
     spread, scale = values.max() - values.min(), np.abs(values).max()
-    if spread <= 1e-6 * max(1.0, scale):
-        return advantages
-    centred = values - values.mean()
-    if normalize_std:
-        centred = centred / (values.std() + _EPS)
-    advantages[valid] = centred
+    if spread > 1e-6 * max(1.0, scale):
+        advantages[valid] = values - values.mean()
     return advantages
 
 
-ADVANTAGES: dict[str, AdvantageFn] = {"grpo": group_relative}
+ADVANTAGES: dict[str, AdvantageFn] = {"grpo": normalised, "dr_grpo": centred}

@@ -15,19 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 
+from agent_rl.algorithms import Reduction
 from agent_rl.errors import ReplayError
 from agent_rl.trainer.grid import Grid, Part, packed_grid, padded_grid
 from agent_rl.trainer.router_replay import ReplayTable
 from agent_rl.types import TrainSample
 from routing_cache import RowLayout, spread_rows
 
-Reduction = Literal["token", "sequence"]
 WHOLE = Part()
+# Weights and units of a whole sequence [T-1]: a context-parallel rank lays out a part of them.
+_Share = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class MicroBatch:
             rows=self.rows.flatten(1, 2),
             present=present if replay else torch.zeros_like(present),
             padding=self.routed(self.padding),
+            weights=self.routed(self.weights),
         )
 
 
@@ -90,10 +92,12 @@ def lay_out(
     alignment: int = 1,
     at_least: tuple[int, int] = (1, 1),
     reduction: Reduction = "token",
+    longest: int = 1,
     use_rows: bool = True,
 ) -> MicroBatch:
     """This rank's part of ``samples[i] for i in indices``, laid out as one micro-batch.
 
+    ``reduction`` and, for ``constant``, ``longest`` say what the loss is a mean over.
     ``layers`` are the global numbers of the MoE layers that this rank runs (None: all),
     ``at_least`` the (rows, width) over all ranks to fill up to. A label of token 0 has no position
     that predicts it and drops out. Padding is routed to K distinct experts that walk evenly over
@@ -106,7 +110,8 @@ def lay_out(
     lengths = tuple(fed_tokens(sample) for sample in chosen)
     make_grid = packed_grid if packed else padded_grid
     grid = make_grid(lengths, part, alignment=alignment, at_least=at_least)
-    values = _Values.of(grid, chosen, reduction)
+    shares = [_loss_units(np.asarray(s.loss_mask[1:], bool), reduction, longest) for s in chosen]
+    values = _Values.of(grid, chosen, shares)
     slots = tuple(
         layout.moe_layers.index(layer)
         for layer in (layout.moe_layers if layers is None else layers)
@@ -148,15 +153,13 @@ class _Values:
     units: np.ndarray
 
     @classmethod
-    def of(cls, grid: Grid, samples: Sequence[TrainSample], reduction: Reduction) -> _Values:
+    def of(cls, grid: Grid, samples: Sequence[TrainSample], shares: Sequence[_Share]) -> _Values:
         shape = (grid.num_rows, grid.width)
         ids, positions, labels = np.zeros((3, *shape), dtype=np.int64)
         sequences = np.full(shape, -1, dtype=np.int64)
         rollout, advantages, weights = np.zeros((3, *shape), dtype=np.float32)
         mask, units = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=np.int32)
         out = cls(ids, positions, sequences, labels, mask, rollout, advantages, weights, units)
-        # Of whole sequences: a context-parallel rank holds a part of them.
-        shares = [_loss_units(np.asarray(s.loss_mask[1:], dtype=bool), reduction) for s in samples]
         for span in grid.spans:
             columns = slice(span.column, span.column + span.stop - span.start)
             positions[span.row, columns] = np.arange(span.start, span.stop)
@@ -179,11 +182,11 @@ class _Values:
         return out
 
 
-def _loss_units(mask: np.ndarray, reduction: Reduction) -> tuple[np.ndarray, np.ndarray]:
+def _loss_units(mask: np.ndarray, reduction: Reduction, longest: int) -> _Share:
     """Weights and units of one sequence ``[T-1]``: a unit is a token, or a whole sequence."""
     if reduction == "token":
         return mask.astype(np.float32), mask.astype(np.int32)
-    weights = mask / max(1, mask.sum())
+    weights = mask / (longest if reduction == "constant" else max(1, mask.sum()))
     units = np.zeros(len(mask), dtype=np.int32)
     if mask.any():
         units[mask.argmax()] = 1  # counted where its first label is, once over all ranks

@@ -36,10 +36,16 @@ class Coverage:
         return self.trained_missing / max(1, self.trained)
 
 
+def replays_rows(mode: str) -> bool:
+    """Whether a replay mode uses the rows that the rollout recorded."""
+    return mode in ("r3", "mixed")
+
+
 def check_samples(
     samples: Sequence[TrainSample], config: RoutingConfig, weight_version: int
 ) -> Coverage:
-    """Verify every digest; under r3 refuse stale rows and, as ``config`` says, missing ones.
+    """Verify every digest; under r3 and mixed refuse stale rows, and missing ones: any of them
+    under r3, more than ``config.max_missing_fraction`` of the trained tokens under mixed.
 
     Raises ``ReplayError`` naming the samples.
     """
@@ -47,7 +53,7 @@ def check_samples(
     fed = trained = replayed = trained_missing = 0
     missing: list[str] = []
     for sample in samples:
-        present = _present(sample) if config.replay == "r3" else None
+        present = _present(sample) if replays_rows(config.replay) else None
         labels = np.asarray(sample.loss_mask[1:], dtype=bool)
         fed, trained = fed + len(labels), trained + int(labels.sum())
         if present is None:
@@ -59,7 +65,7 @@ def check_samples(
             first = int(np.flatnonzero(~present)[0])
             missing.append(f"{sample.sample_id} ({int((~present).sum())} rows, first {first})")
     coverage = Coverage(fed, replayed, trained, trained_missing)
-    if config.replay == "r3":
+    if replays_rows(config.replay):
         _refuse_stale(samples, config.max_staleness, weight_version)
         _refuse_missing(missing, coverage, config)
     return coverage
@@ -121,11 +127,11 @@ def _refuse_missing(missing: Sequence[str], coverage: Coverage, config: RoutingC
     if not missing:
         return
     names = ", ".join(missing[:_NAMED]) + (" and more" if len(missing) > _NAMED else "")
-    if config.missing == "strict":
+    if config.replay == "r3":
         raise ReplayError(
             f"{len(missing)} samples have tokens without routing rows, no weight was moved: "
             f"got={names} expected=a row for every fed token; "
-            "routing.missing=lenient trains them with the live router"
+            "routing.replay=mixed trains them with the live router"
         )
     fraction = coverage.missing_fraction
     if fraction > config.max_missing_fraction:

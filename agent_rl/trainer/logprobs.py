@@ -39,10 +39,9 @@ def token_logprobs(scaled: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def entropy(scaled: torch.Tensor) -> torch.Tensor:
-    """Entropy in nats of each row, ``[N]``, not differentiable."""
-    with torch.no_grad():
-        full = full_logprobs(scaled)
-        return -(full.exp() * full).sum(dim=-1)
+    """Entropy in nats of each row, ``[N]``; differentiable."""
+    full = full_logprobs(scaled)
+    return -(full.exp() * full).sum(dim=-1)
 
 
 def full_logprobs(scaled: torch.Tensor) -> torch.Tensor:

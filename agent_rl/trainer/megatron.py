@@ -21,17 +21,26 @@ import torch
 
 from agent_rl.config import RunConfig
 from agent_rl.errors import TrainerError
-from agent_rl.trainer import cpu_backend, logprobs, parallel
-from agent_rl.trainer.batch import MicroBatch, fed_tokens, lay_out
+from agent_rl.trainer import collectives, logprobs, parallel
+from agent_rl.trainer.batch import MicroBatch
 from agent_rl.trainer.folders import FolderTensors
-from agent_rl.trainer.ingest import check_samples, verify_samples
-from agent_rl.trainer.loss import LOSSES, LossInputs
-from agent_rl.trainer.model import DTYPES, build_model, transformer_config, wrap_model
+from agent_rl.trainer.ingest import check_samples, replays_rows, verify_samples
+from agent_rl.trainer.losses import LossInputs, TotalLoss
+from agent_rl.trainer.micro_batches import MicroBatcher
+from agent_rl.trainer.model import DTYPES, build_chunks, transformer_config, wrap_model
 from agent_rl.trainer.optimizer import PolicyOptimizer
 from agent_rl.trainer.param_maps import param_maps
-from agent_rl.trainer.plan import plan_micro_batches
+from agent_rl.trainer.pipeline import Pipeline, ScheduleLoss
+from agent_rl.trainer.reference import ReferencePolicy
 from agent_rl.trainer.router_replay import RouterReplay
-from agent_rl.trainer.scores import SampleScore, batch_scores
+from agent_rl.trainer.scores import (
+    RoutedTokens,
+    SampleScore,
+    ScoredTokens,
+    assemble_scores,
+    routed_tokens,
+    scored_tokens,
+)
 from agent_rl.trainer.shape import ModelShape
 from agent_rl.trainer.sharded import load_trainer, save_trainer
 from agent_rl.trainer.step_metrics import StepTotals
@@ -39,17 +48,7 @@ from agent_rl.trainer.weights import export_weights, load_weights
 from agent_rl.types import TrainSample
 from routing_cache import RowLayout
 
-# isort: split
-from megatron.core import parallel_state
-from megatron.core.distributed import finalize_model_grads
-from megatron.core.pipeline_parallel import get_forward_backward_func
-
-ReplayMode = Literal["off", "r2", "r3"]
-
-# What Megatron's schedule takes: summed loss, int32 units it is divided by, values to report.
-_ScheduleLoss = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
-
-_ALIGNMENT = 8  # padded widths are multiples of it: fewer distinct shapes to allocate for
+ReplayMode = Literal["off", "r2", "r3", "mixed"]
 
 
 @dataclass(frozen=True)
@@ -73,28 +72,36 @@ class MegatronTrainer:
         parallel.initialize(config.trainer, seed=config.seed)
         self._config = config
         self._model_path = model_path
-        self._loss = LOSSES[config.algorithm.loss]
+        self._loss = TotalLoss(config.algorithm)
         self._temperature = config.sampling.temperature or 1.0  # 0 is greedy, reported at 1
         self._shape = ModelShape.from_folder(model_path)
         transformer = transformer_config(self._shape, config.trainer)
-        model = build_model(self._shape, transformer)
-        self._maps = param_maps(model, self._shape)
+        chunks = build_chunks(self._shape, transformer)
+        self._maps = [m for chunk in chunks for m in param_maps(chunk, self._shape)]
         load_weights(self._maps, FolderTensors(model_path))
-        self._model = wrap_model(model, transformer)
+        spread = config.trainer.distributed_optimizer
+        wrapped = [wrap_model(c, transformer, distributed_optimizer=spread) for c in chunks]
         self._optimizer = PolicyOptimizer(
             config.optim,
-            self._model,
+            wrapped,
             self._maps,
             dtype=DTYPES[config.trainer.dtype],
             total_steps=config.train.steps * config.algorithm.num_mini_steps,
+            distributed=spread,
         )
-        transformer.grad_scale_func = self._optimizer.scale_loss
-        transformer.no_sync_func = self._model.no_sync
-        transformer.finalize_model_grads_func = finalize_model_grads
         self._replay = RouterReplay(
-            [self._model],
+            wrapped,
             num_experts=self._shape.num_experts,
             recompute=config.trainer.recompute != "none",
+            consistency_weight=config.algorithm.router_consistency_weight,
+            num_moe_layers=len(self._shape.moe_layers),
+        )
+        # Of the configured policy, also in a resumed run: ``load`` comes later.
+        self._reference = ReferencePolicy(wrapped) if self._loss.needs_reference else None
+        self._pipeline = Pipeline(wrapped, self._replay)
+        self._pipeline.use_gradients(self._optimizer.scale_loss)
+        self._micro_batches = MicroBatcher.of_this_rank(
+            config.trainer, self.row_layout, self._replay.layers
         )
         self._weight_version = 0
 
@@ -117,17 +124,21 @@ class MegatronTrainer:
             raise TrainerError("no samples to train on: got=0 expected=at least one")
         mode = self._config.routing.replay
         with _threads(self._config.trainer.num_threads), self._replay.step():
-            coverage = check_samples(samples, self._config.routing, self._weight_version)
-            minis = self._plan(samples, mode)
+            with collectives.failing_together():
+                coverage = check_samples(samples, self._config.routing, self._weight_version)
+                minis = self._plan(samples, mode)
             every = [batch for mini in minis for batch in mini.batches]
             totals = StepTotals(self._replay.layers)
             totals.add_samples(samples, coverage, self._weight_version)
             old: Mapping[int, torch.Tensor] = {}
             if self._loss.needs_old:
                 old = self._old_logprobs(every, mode, totals)
+            ref = self._reference_logprobs(every)
             for mini in minis:
-                self._update(mini, old, totals)
+                self._update(mini, old, ref, totals)
+            totals.add_consistency(self._replay.consistency)
         self._weight_version += 1
+        collectives.reduce_totals(totals)
         return totals.metrics()
 
     def score(
@@ -144,17 +155,29 @@ class MegatronTrainer:
         ``live_routing`` the choice of the live routers at every fed token. Raises ``ReplayError``
         when rows and tokens do not belong together.
         """
-        scores: dict[int, SampleScore] = {}
+        scored: list[ScoredTokens] = []
+        routed: list[RoutedTokens] = []
         with _threads(self._config.trainer.num_threads), self._replay.step():
-            verify_samples(samples)
-            batches = self._lay_out(samples, range(len(samples)), replay, first_index=0)
+            with collectives.failing_together():
+                verify_samples(samples)
+                batches = self._lay_out(samples, range(len(samples)), replay, first_index=0)
 
             def take(batch: MicroBatch, scaled: torch.Tensor) -> None:
-                live = self._replay.recorded(batch.index) if live_routing else None
-                scores.update(batch_scores(batch, scaled, live, full_logits=full_logits))
+                scored.append(scored_tokens(batch, scaled, full_logits=full_logits))
 
             self._forward_only(batches, take, record=live_routing)
-        return [scores[i] for i in range(len(samples))]
+            if live_routing:
+                layers = self._replay.layers
+                routed = [routed_tokens(b, self._replay.recorded(b.index), layers) for b in batches]
+        if not parallel.reports_outputs():
+            scored = []
+        every = collectives.gather((scored, routed))
+        return assemble_scores(
+            samples,
+            [tokens for part, _ in every for tokens in part],
+            [tokens for _, part in every for tokens in part],
+            self.row_layout,
+        )
 
     def publish_weights(self) -> dict[str, torch.Tensor]:
         """Hugging Face parameter name → CPU float32 copy, experts fused."""
@@ -215,26 +238,17 @@ class MegatronTrainer:
         first_index: int,
     ) -> list[MicroBatch]:
         """This data-parallel rank's micro-batches of some samples, their rows handed to replay."""
-        plan = plan_micro_batches(
-            [fed_tokens(samples[i]) for i in indices],
-            token_budget=self._config.trainer.micro_batch_tokens,
-            alignment=_ALIGNMENT,
-            num_ranks=parallel_state.get_data_parallel_world_size(),
-        )[parallel_state.get_data_parallel_rank()]
-        batches = []
-        for offset, chosen in enumerate(plan):
-            batch = lay_out(
-                samples,
-                [indices[i] for i in chosen],
-                index=first_index + offset,
-                layout=self.row_layout,
-                layers=self._replay.layers,
-                alignment=_ALIGNMENT,
-                reduction=self._config.algorithm.loss_reduction,
-                use_rows=mode == "r3",
-            )
-            self._replay.put(batch.index, batch.table(replay=mode == "r3"))
-            batches.append(batch)
+        uses = replays_rows(mode)
+        batches = self._micro_batches.batches(
+            samples,
+            indices,
+            first_index=first_index,
+            use_rows=uses,
+            reduction=self._loss.objective.reduction,
+            longest=self._config.agent.max_tokens,
+        )
+        for batch in batches:
+            self._replay.put(batch.index, batch.table(replay=uses))
         return batches
 
     def _old_logprobs(
@@ -249,32 +263,52 @@ class MegatronTrainer:
             totals.add_old(batch, old[batch.index].cpu(), logprobs.entropy(scaled).cpu())
 
         self._forward_only(batches, take, record=mode == "r2", count=True)
-        totals.add_routing(self._replay.counts)
+        totals.add_routing(collectives.join_stages(self._replay.counts, self._pipeline.device))
         if mode == "r2":
             for batch in batches:
                 self._replay.replay_recorded(batch.index)
         return old
 
+    def _reference_logprobs(self, batches: Sequence[MicroBatch]) -> dict[int, torch.Tensor]:
+        """The frozen reference's log-probs ``[N]`` by micro-batch, its own routers choosing."""
+        ref: dict[int, torch.Tensor] = {}
+        if self._reference is None:
+            return ref
+
+        def take(batch: MicroBatch, scaled: torch.Tensor) -> None:
+            labels = batch.labels[batch.loss_mask].to(scaled.device)
+            ref[batch.index] = logprobs.token_logprobs(scaled, labels)
+
+        with self._reference.active():
+            self._forward_only(batches, take, live=True)
+        return ref
+
     def _update(
-        self, mini: _MiniBatch, old: Mapping[int, torch.Tensor], totals: StepTotals
+        self,
+        mini: _MiniBatch,
+        old: Mapping[int, torch.Tensor],
+        ref: Mapping[int, torch.Tensor],
+        totals: StepTotals,
     ) -> None:
         """One optimizer step over one mini-batch; none when nothing in it is trained."""
         if not mini.has_targets:
             totals.empty_mini_batches += 1
             return
-        self._model.zero_grad_buffer()
+        self._pipeline.zero_gradients()
         self._optimizer.zero_grad()
-        self._run(mini.batches, partial(self._loss_of, old, totals), forward_only=False)
-        self._require_finite()
+        loss = partial(self._loss_of, old, ref, totals)
+        self._pipeline.run(mini.batches, loss, forward_only=False)
+        self._pipeline.require_finite_gradients()
         totals.add_update(self._optimizer.step())
 
     def _loss_of(
         self,
         old: Mapping[int, torch.Tensor],
+        ref: Mapping[int, torch.Tensor],
         totals: StepTotals,
         batch: MicroBatch,
         output: torch.Tensor,
-    ) -> _ScheduleLoss:
+    ) -> ScheduleLoss:
         """Summed weighted loss and its units; Megatron divides the gradient by all units."""
         scaled = logprobs.sampled_logits(output, batch, self._temperature)
         mask, device = batch.loss_mask, scaled.device
@@ -282,22 +316,19 @@ class MegatronTrainer:
         inputs = LossInputs(
             logprobs=current,
             old_logprobs=old.get(batch.index, current.detach()),
+            rollout_logprobs=batch.rollout_logprobs[mask].to(device),
             advantages=batch.advantages[mask].to(device),
+            sequences=batch.sequence_ids[mask].to(device),
+            num_sequences=len(batch.samples),
+            sum_over_ranks=parallel.sum_over_context,
+            ref_logprobs=ref.get(batch.index),
+            entropy=logprobs.entropy(scaled) if self._loss.needs_entropy else None,
         )
-        out = self._loss.function(inputs, self._config.algorithm)
+        out = self._loss(inputs)
         loss = (out.per_token * batch.weights[mask].to(device)).sum()
         units = batch.units.sum()
         totals.add_loss(loss.detach(), units, inputs, out)
         return loss, units.to(device=device, dtype=torch.int32), {}
-
-    def _require_finite(self) -> None:
-        model: Any = self._model
-        for buffer in (*model.buffers, *model.expert_parallel_buffers):
-            if not bool(buffer.grad_data.sum().isfinite()):
-                raise TrainerError(
-                    "the gradient is not finite, no weight was moved: got=nan or inf "
-                    "expected=finite; look at ratio_max and abs_logprob_gap of the last step"
-                )
 
     # --- running the model ------------------------------------------------------------------
 
@@ -309,45 +340,16 @@ class MegatronTrainer:
         *,
         record: bool = False,
         count: bool = False,
+        live: bool = False,
     ) -> None:
         """Hand the scaled logits ``[N, V]`` of every micro-batch to ``take``, one at a time."""
 
-        def take_logits(batch: MicroBatch, output: torch.Tensor) -> _ScheduleLoss:
+        def take_logits(batch: MicroBatch, output: torch.Tensor) -> ScheduleLoss:
             take(batch, logprobs.sampled_logits(output, batch, self._temperature))
             return output.new_zeros(()), torch.zeros((), dtype=torch.int32), {}
 
-        self._run(batches, take_logits, forward_only=True, record=record, count=count)
-
-    def _run(
-        self,
-        batches: Sequence[MicroBatch],
-        loss: Callable[[MicroBatch, torch.Tensor], _ScheduleLoss],
-        *,
-        forward_only: bool,
-        record: bool = False,
-        count: bool = False,
-    ) -> None:
-        """Drive Megatron's schedule; ``loss(batch, output)`` as its ``loss_func`` wants it."""
-
-        device = self._maps[0].parameters[0].device
-
-        def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module):
-            batch = next(iterator)
-            with self._replay.forward(batch.index, record=record, count=count):
-                output = model(batch.token_ids.to(device), batch.position_ids.to(device), None)
-            self._replay.bind_backward(output, batch.index)
-            return output, partial(loss, batch)
-
-        with cpu_backend.quiet():
-            get_forward_backward_func()(
-                forward_step_func=forward_step,
-                data_iterator=iter(batches),
-                model=[self._model],
-                num_microbatches=len(batches),
-                seq_length=max(batch.token_ids.shape[1] for batch in batches),
-                micro_batch_size=max(batch.token_ids.shape[0] for batch in batches),
-                forward_only=forward_only,
-            )
+        options = {"record": record, "count": count, "live": live}
+        self._pipeline.run(batches, take_logits, forward_only=True, options=options)
 
 
 @contextlib.contextmanager

@@ -34,15 +34,15 @@ class Pipeline:
     """This rank's chunks; ``run`` and the gradient methods are collective."""
 
     def __init__(self, chunks: Sequence[DistributedDataParallel], replay: RouterReplay) -> None:
-        self._chunks, self._replay = list(chunks), replay
+        self.chunks, self._replay = tuple(chunks), replay
         self.device = next(chunks[0].parameters()).device
 
     def use_gradients(self, scale_loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Tell Megatron how gradients are scaled, withheld between micro-batches and reduced."""
-        no_sync: Any = [chunk.no_sync for chunk in self._chunks]
-        config: Any = get_model_config(self._chunks[0])
+        no_sync: Any = [chunk.no_sync for chunk in self.chunks]
+        config: Any = get_model_config(self.chunks[0])
         config.grad_scale_func = scale_loss
-        config.no_sync_func = no_sync if len(self._chunks) > 1 else no_sync[0]
+        config.no_sync_func = no_sync if len(self.chunks) > 1 else no_sync[0]
         config.finalize_model_grads_func = finalize_model_grads
 
     def run(
@@ -72,12 +72,12 @@ class Pipeline:
             self._replay.bind_backward(output, batch.index)
             return output, partial(loss, batch)
 
-        iterators = [iter(batches) for _ in self._chunks]
+        iterators = [iter(batches) for _ in self.chunks]
         with cpu_backend.quiet():
             get_forward_backward_func()(
                 forward_step_func=forward_step,
                 data_iterator=iterators if len(iterators) > 1 else iterators[0],
-                model=self._chunks,
+                model=list(self.chunks),
                 num_microbatches=len(batches),
                 # Where shapes vary the stages tell each other; these two are not read.
                 seq_length=max(batch.token_ids.shape[1] for batch in batches),
@@ -86,14 +86,14 @@ class Pipeline:
             )
 
     def zero_gradients(self) -> None:
-        for chunk in self._chunks:
+        for chunk in self.chunks:
             chunk.zero_grad_buffer()
 
     def require_finite_gradients(self) -> None:
         """Raises ``TrainerError`` on every rank when any rank's gradient is not finite."""
         finite = all(
             bool(buffer.grad_data.sum().isfinite())
-            for chunk in self._chunks
+            for chunk in self.chunks
             for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
         )
         if not collectives.all_true(finite, self.device):

@@ -20,15 +20,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from agent_rl.errors import ReplayError
 from agent_rl.trainer import cpu_backend  # noqa: F401  # before megatron: quiet import
+from agent_rl.trainer.losses.router_consistency import (
+    live_distribution,
+    to_recorded_distributions,
+    to_recorded_sets,
+)
+from agent_rl.trainer.routing_counts import RoutingCounter, RoutingCounts
 
 # isort: split
+from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 
 TopK = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -44,16 +51,17 @@ class ReplayTable:
     rows: torch.Tensor  # [L, N, K] uint8 or int16; K distinct ids in range also where not fixed
     present: torch.Tensor  # [N] bool: a recorded row, to be replayed
     padding: torch.Tensor  # [N] bool: not a token of any sample
+    weights: torch.Tensor | None = None  # [N] float32: a token's share of the consistency term
+    # [L, N, E] log-probabilities of the rollout's routers, from an engine that reports them
+    distributions: torch.Tensor | None = None
 
 
-@dataclass
-class RoutingCounts:
-    """Agreement of the live routers with the replayed rows, over real tokens with a row."""
+@dataclass(frozen=True)
+class ConsistencySums:
+    """The consistency term over the updates' tokens: ``sum(values) / sum(weights)`` by layer."""
 
-    flips: torch.Tensor  # [L] int64: tokens whose live set differs
-    tokens: int = 0
-    tokens_with_flip: int = 0
-    load: torch.Tensor | None = None  # [L, E] int64: tokens sent to each expert, padding left out
+    values: torch.Tensor  # [L] float64
+    weights: torch.Tensor  # [L] float64
 
 
 class RouterReplay:
@@ -63,31 +71,51 @@ class RouterReplay:
     """
 
     def __init__(
-        self, chunks: Sequence[torch.nn.Module], *, num_experts: int, recompute: bool
+        self,
+        chunks: Sequence[torch.nn.Module],
+        *,
+        num_experts: int,
+        recompute: bool,
+        consistency_weight: float = 0.0,
+        num_moe_layers: int | None = None,
     ) -> None:
+        """``consistency_weight`` adds the term of ``losses.router_consistency`` to the updates,
+        a mean over ``num_moe_layers``: those of the whole model (None: they are all here)."""
         self._routers = _routers_of(chunks)
         self.layers = tuple(sorted(self._routers))  # global 0-based numbers on this rank
         self._slot = {layer: slot for slot, layer in enumerate(self.layers)}
         self._num_experts = num_experts
         self._recompute = recompute
+        self._consistency_weight = consistency_weight
+        self._num_moe_layers = num_moe_layers or len(self.layers)
+        self._handles: list[Any] = []
         for layer, router in self._routers.items():
             router.router_replay = _LayerHook(self, layer)
+            router._apply_expert_bias = _BiasHook(self, router)
+            if consistency_weight:
+                self._handles.append(router.register_forward_hook(_TermHook(self, layer)))
         self.clear()
 
     def detach(self) -> None:
         """Give the routers back to Megatron."""
         for router in self._routers.values():
             router.router_replay = None
+            del router._apply_expert_bias  # the class's own shows again
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def clear(self) -> None:
         """Forget every table, recording and count."""
         self._tables: dict[int, ReplayTable] = {}
         self._recorded: dict[tuple[int, int], torch.Tensor] = {}
         self._latched: dict[tuple[int, int], torch.Tensor] = {}
-        self._flipped: dict[int, torch.Tensor] = {}
         self._current: int | None = None
         self._in_backward = self._recording = self._counting = False
-        self._counts = RoutingCounts(flips=torch.zeros(len(self.layers), dtype=torch.int64))
+        self._training = self._live = False
+        self._terms: dict[int, torch.Tensor] = {}
+        self._consistency = torch.zeros(2, len(self.layers), dtype=torch.float64)
+        self._counter = RoutingCounter(self.layers, self._num_experts)
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
@@ -116,11 +144,19 @@ class RouterReplay:
 
     @contextlib.contextmanager
     def forward(
-        self, micro_batch: int, *, record: bool = False, count: bool = False
+        self,
+        micro_batch: int,
+        *,
+        record: bool = False,
+        count: bool = False,
+        train: bool = False,
+        live: bool = False,
     ) -> Iterator[None]:
         """The model's forward of one micro-batch.
 
         ``record`` keeps the live choice for ``recorded``; ``count`` compares it with the rows.
+        ``train`` is the forward of an update: it carries the consistency term. ``live`` replays
+        nothing, whatever the table holds; padding still goes where the table sends it.
         """
         if micro_batch not in self._tables:
             raise ReplayError(
@@ -128,10 +164,15 @@ class RouterReplay:
             )
         self._current, self._in_backward = micro_batch, False
         self._recording, self._counting = record, count
+        if count:
+            table = self._tables[micro_batch]
+            self._counter.begin(micro_batch, table.present & ~table.padding)
+        self._training, self._live = train, live
         try:
             yield
         finally:
             self._current, self._recording, self._counting = None, False, False
+            self._training = self._live = False
 
     def bind_backward(self, output: torch.Tensor, micro_batch: int) -> None:
         """Make the backward of ``output`` read this micro-batch's rows when it recomputes."""
@@ -157,13 +198,12 @@ class RouterReplay:
         table = self._tables[micro_batch]
         live = self.recorded(micro_batch).to(device=table.rows.device, dtype=table.rows.dtype)
         rows = torch.where(table.padding[None, :, None], table.rows, live)
-        self.put(micro_batch, ReplayTable(rows, ~table.padding, table.padding))
+        self.put(micro_batch, replace(table, rows=rows, present=~table.padding))
 
     @property
     def counts(self) -> RoutingCounts:
-        """Totals over the forwards with ``count=True`` since the last ``clear``."""
-        self._counts.tokens_with_flip = sum(int(f.sum()) for f in self._flipped.values())
-        return self._counts
+        """Totals over this rank's forwards with ``count=True`` since the last ``clear``."""
+        return self._counter.counts
 
     def choose(
         self, layer: int, scores: torch.Tensor, live_top_k: Callable[[torch.Tensor], torch.Tensor]
@@ -181,7 +221,8 @@ class RouterReplay:
         if self._in_backward and key in self._latched:
             return self._latched[key].to(device=scores.device, dtype=torch.int64)
         rows = table.rows[self._slot[layer]].to(device=scores.device, dtype=torch.int64)
-        fixed = (table.present | table.padding).to(scores.device)
+        fixed = table.padding if self._live else table.present | table.padding
+        fixed = fixed.to(scores.device)
         all_fixed = bool(fixed.all())
         if all_fixed and not (self._recording or self._counting):
             return rows
@@ -190,28 +231,69 @@ class RouterReplay:
             self._recorded[key] = live
         chosen = rows if all_fixed else torch.where(fixed.unsqueeze(1), rows, live)
         if self._counting:
-            self._count(layer, table, chosen, live)
-        if self._recompute and not all_fixed and not self._in_backward:
+            self._counter.add(
+                self._current,
+                self._slot[layer],
+                chosen=chosen,
+                live=live,
+                replayed=table.present & ~table.padding,
+                padding=table.padding,
+            )
+        if self._recompute and not (all_fixed or self._in_backward or self._live):
             # A recomputed tie could fall the other way: what the forward chose stays chosen.
             self._latched[key] = chosen
         return chosen
 
-    def _count(
-        self, layer: int, table: ReplayTable, chosen: torch.Tensor, live: torch.Tensor
-    ) -> None:
-        assert self._current is not None
-        slot = self._slot[layer]
-        present = (table.present & ~table.padding).to(chosen.device)
-        flipped = (chosen.sort(dim=1).values != live.sort(dim=1).values).any(dim=1) & present
-        self._counts.flips[slot] += int(flipped.sum())
-        if self._current not in self._flipped:
-            self._flipped[self._current] = torch.zeros_like(flipped)
-            self._counts.tokens += int(present.sum())
-        self._flipped[self._current] |= flipped
-        if self._counts.load is None:
-            self._counts.load = torch.zeros(len(self.layers), self._num_experts, dtype=torch.int64)
-        real = chosen[~table.padding.to(chosen.device)].flatten()
-        self._counts.load[slot] += torch.bincount(real, minlength=self._num_experts).cpu()
+    @property
+    def consistency(self) -> ConsistencySums:
+        """Totals of the consistency term over the updates since the last ``clear``."""
+        return ConsistencySums(*self._consistency.clone())
+
+    def note_consistency(self, layer: int, scores: torch.Tensor) -> None:
+        """Compute this layer's term from ``scores [N, E]``; ``take_term`` picks it up."""
+        if not self._consistency_weight or self._current is None:
+            return
+        if not (self._training or self._in_backward):
+            return
+        table, slot = self._tables[self._current], self._slot[layer]
+        if table.weights is None:
+            raise ReplayError(
+                f"micro-batch {self._current}: no token weights for the router-consistency term, "
+                "got=None expected=[N] float32"
+            )
+        config = self._routers[layer].config
+        live = live_distribution(
+            scores,
+            config.moe_router_score_function,
+            self._routers[layer].expert_bias,
+            is_logit=config.moe_router_score_function == "softmax"
+            and not config.moe_router_pre_softmax,
+        )
+        if table.distributions is None:
+            rows = table.rows[slot].to(device=scores.device, dtype=torch.int64)
+            terms = to_recorded_sets(live, rows)
+        else:
+            terms = to_recorded_distributions(live, table.distributions[slot].to(scores.device))
+        weights = (table.weights * (table.present & ~table.padding)).to(scores.device)
+        value = (weights * terms).sum()
+        if not self._in_backward:
+            self._consistency[:, slot] += torch.stack([value.detach(), weights.sum()]).cpu()
+        self._terms[layer] = value * (self._consistency_weight / self._num_moe_layers)
+
+    def take_term(self, layer: int) -> torch.Tensor | None:
+        """What ``note_consistency`` left for the output of this layer's router, once."""
+        return self._terms.pop(layer, None)
+
+    def count_for_bias(self, router: Any, routing_map: torch.Tensor) -> None:
+        """Add an update's real tokens ``[N, E]`` to what Megatron moves the selection bias by.
+
+        Megatron's own count takes in padding. A recomputed forward counts once, as it does there;
+        forward-only passes and forwards outside a step count nothing.
+        """
+        if self._current is None or not torch.is_grad_enabled():
+            return
+        real = ~self._tables[self._current].padding.to(routing_map.device)
+        router.local_tokens_per_expert += routing_map[real].sum(dim=0)
 
 
 class _LayerHook:
@@ -233,10 +315,40 @@ class _LayerHook:
         def live_top_k(detached: torch.Tensor) -> torch.Tensor:
             return default_compute_topk(detached, topk, num_groups, group_topk)[1]
 
+        self._owner.note_consistency(self._layer, scores)
         ids = self._owner.choose(self._layer, scores, live_top_k)
         if ids is None:
             return default_compute_topk(scores, topk, num_groups, group_topk)
         return scores.gather(1, ids), ids
+
+
+class _TermHook:
+    """Lets a router's gates carry its consistency term to backward, as Megatron's own losses do.
+
+    The schedule gives the term the scale of the main loss, which Megatron then divides by all loss
+    units, so that the term is a mean over trained tokens like every other part of the loss.
+    """
+
+    def __init__(self, owner: RouterReplay, layer: int) -> None:
+        self._owner, self._layer = owner, layer
+
+    def __call__(self, router: Any, args: Any, output: tuple[torch.Tensor, torch.Tensor]) -> Any:
+        term = self._owner.take_term(self._layer)
+        if term is None or not torch.is_grad_enabled():
+            return None
+        gates, routing_map = output
+        return MoEAuxLossAutoScaler.apply(gates, term), routing_map
+
+
+class _BiasHook:
+    """In place of a router's method of the same call."""
+
+    def __init__(self, owner: RouterReplay, router: Any) -> None:
+        self._owner, self._router = owner, router
+
+    def __call__(self, routing_map: torch.Tensor, padding_mask: torch.Tensor | None = None) -> None:
+        if self._router.enable_expert_bias:
+            self._owner.count_for_bias(self._router, routing_map)
 
 
 def _routers_of(chunks: Sequence[torch.nn.Module]) -> dict[int, Any]:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from agent_rl.config import AlgorithmConfig, RolloutConfig, RunConfig
-from agent_rl.samples import build_samples
+from agent_rl.config import AgentConfig, AlgorithmConfig, RolloutConfig, RunConfig
+from agent_rl.samples import build_samples, has_signal, overlong_penalty
 from agent_rl.types import Group, Status, Trajectory
 
 
@@ -29,7 +29,7 @@ def _group(*rewards: float | None) -> Group:
     return Group("g", "t", [_trajectory(i, reward) for i, reward in enumerate(rewards)])
 
 
-CONFIG = RunConfig(algorithm=AlgorithmConfig(normalize_std=False))
+CONFIG = RunConfig(algorithm=AlgorithmConfig(advantage="dr_grpo"))
 
 
 def test_a_failed_member_is_neither_learnt_from_nor_in_the_baseline() -> None:
@@ -51,9 +51,9 @@ def test_too_few_valid_members_teach_nothing() -> None:
     assert build_samples([group], strict) == []
 
 
-@pytest.mark.parametrize("normalize", [True, False])
-def test_equal_rewards_teach_nothing_even_with_rounding_noise(normalize: bool) -> None:
-    config = RunConfig(algorithm=AlgorithmConfig(normalize_std=normalize))
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo"])
+def test_equal_rewards_teach_nothing_even_with_rounding_noise(advantage: str) -> None:
+    config = RunConfig(algorithm=AlgorithmConfig(advantage=advantage))  # type: ignore[arg-type]
     rewards = [float(np.float32(0.3))] * 6
     assert build_samples([_group(*rewards)], config) == []
 
@@ -66,3 +66,35 @@ def test_advantages_only_on_sampled_tokens() -> None:
 def test_a_trajectory_without_sampled_tokens_is_left_out() -> None:
     group = Group("g", "t", [_trajectory(0, 1.0), _trajectory(1, 0.0, sampled=0)])
     assert [s.sample_id for s in build_samples([group], CONFIG)] == ["g/0"]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "penalty"), [(10, 0.0), (80, 0.0), (90, 0.5), (100, 1.0), (120, 1.0)]
+)
+def test_length_costs_from_where_the_cached_part_begins(num_tokens: int, penalty: float) -> None:
+    """The published piecewise line for a limit of 100 with 20 of it cached."""
+    assert overlong_penalty(num_tokens, 100, 20.0) == pytest.approx(penalty)
+    assert overlong_penalty(num_tokens, 100, 0.0) == 0.0
+
+
+def test_long_members_learn_from_less_but_a_group_without_signal_stays_without() -> None:
+    agent = AgentConfig(max_tokens=10, max_new_tokens=4)
+    config = RunConfig(
+        agent=agent, algorithm=AlgorithmConfig(overlong_fraction=0.5, advantage="dr_grpo")
+    )
+    short, long, wrong = _trajectory(0, 1.0), _trajectory(1, 1.0, sampled=7), _trajectory(2, 0.0)
+    samples = build_samples([Group("g", "t", [short, long, wrong])], config)
+    rewards = np.array([1.0, 0.0, 0.0])  # the long one paid all of it
+    expected = (rewards - rewards.mean()).tolist()
+    assert [float(s.advantages[-1]) for s in samples] == pytest.approx(expected)
+    both_right = Group("g", "t", [short, long])
+    assert not has_signal(both_right, 2)
+    assert build_samples([both_right], config) == []
+    dapo = RunConfig(agent=agent, algorithm=AlgorithmConfig(loss="dapo"))
+    assert len({float(s.advantages[-1]) for s in build_samples([_long_group()], dapo)}) == 3
+
+
+def _long_group() -> Group:
+    return Group(
+        "g", "t", [_trajectory(0, 1.0), _trajectory(1, 1.0, sampled=6), _trajectory(2, 0.0)]
+    )

@@ -31,7 +31,7 @@ NO_TAG = InfrastructureError("image r2e:nowhere does not exist")
 LATE = InfrastructureError("the daemon answered after the deadline")
 Outcome = float | InfrastructureError
 CONFIG = RunConfig(
-    algorithm=AlgorithmConfig(normalize_std=False),
+    algorithm=AlgorithmConfig(advantage="dr_grpo"),
     rollout=RolloutConfig(max_retries=1, max_failure_fraction=0.75),
 )
 

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.trainer.advantage import ADVANTAGES, group_relative
+from agent_rl.trainer.advantage import ADVANTAGES, AdvantageFn, centred, normalised
 
 
 def test_normalised_and_centred() -> None:
     rewards = np.array([1.0, 0.0, 0.0, 0.5])
-    centred = rewards - 0.375
-    expected = centred / (np.sqrt(np.mean(centred**2)) + 1e-6)
-    assert group_relative(rewards, True) == pytest.approx(expected, rel=1e-6)
-    assert group_relative(rewards, False) == pytest.approx(centred, rel=1e-6)
-    assert ADVANTAGES["grpo"] is group_relative
+    difference = rewards - 0.375
+    expected = difference / (np.sqrt(np.mean(difference**2)) + 1e-6)
+    assert normalised(rewards) == pytest.approx(expected, rel=1e-6)
+    assert centred(rewards) == pytest.approx(difference, rel=1e-6)
+    assert {"grpo": normalised, "dr_grpo": centred} == ADVANTAGES
 
 
-@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("estimate", ADVANTAGES.values())
 @pytest.mark.parametrize(
     "rewards",
     [
@@ -32,23 +32,23 @@ def test_normalised_and_centred() -> None:
         np.zeros(8),
     ],
 )
-def test_no_signal_is_exactly_zero(rewards: np.ndarray, normalize: bool) -> None:
-    advantages = group_relative(rewards, normalize)
+def test_no_signal_is_exactly_zero(rewards: np.ndarray, estimate: AdvantageFn) -> None:
+    advantages = estimate(rewards)
     assert advantages.shape == rewards.shape
     assert not advantages.any()
 
 
 def test_members_without_a_reward_count_in_nothing() -> None:
-    with_failure = group_relative(np.array([1.0, 0.0, np.nan, 0.0]), True)
-    without = group_relative(np.array([1.0, 0.0, 0.0]), True)
+    with_failure = normalised(np.array([1.0, 0.0, np.nan, 0.0]))
+    without = normalised(np.array([1.0, 0.0, 0.0]))
     assert with_failure[[0, 1, 3]].tolist() == without.tolist()
     assert with_failure[2] == 0.0
 
 
 @settings(deadline=None)  # a loaded machine is not a fault
-@given(st.lists(st.floats(-10, 10), min_size=2, max_size=16), st.booleans())
-def test_advantages_are_centred_and_keep_the_order(rewards: list[float], normalize: bool) -> None:
-    advantages = group_relative(np.array(rewards), normalize)
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=16), st.sampled_from(["grpo", "dr_grpo"]))
+def test_advantages_are_centred_and_keep_the_order(rewards: list[float], name: str) -> None:
+    advantages = ADVANTAGES[name](np.array(rewards))
     assert np.isfinite(advantages).all()
     assert abs(float(advantages.sum())) < 1e-3
     order = np.argsort(rewards, kind="stable")

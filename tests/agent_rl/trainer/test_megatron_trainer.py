@@ -260,17 +260,17 @@ def test_missing_rows_stop_a_strict_step_before_anything_moves(make_samples, mak
     trainer.step(make_samples(LENGTHS))  # and the trainer still works
 
 
-def test_missing_rows_are_routed_live_in_a_lenient_step(make_samples, make_trainer) -> None:
+def test_missing_rows_are_routed_live_in_a_mixed_step(make_samples, make_trainer) -> None:
     samples = make_samples(LENGTHS)
     samples[1] = without_rows(samples[1])
     lost = int(samples[1].loss_mask[1:].sum())
-    trainer = make_trainer(routing={"missing": "lenient", "max_missing_fraction": 0.5})
+    trainer = make_trainer(routing={"replay": "mixed", "max_missing_fraction": 0.5})
     live = trainer.score(samples, "off")[1].logprobs
     assert np.allclose(trainer.score(samples, "r3")[1].logprobs, live, atol=1e-6)
     metrics = trainer.step(samples)
     assert metrics["missing_fraction"] == pytest.approx(lost / metrics["num_tokens"])
     assert metrics["replayed_fraction"] == pytest.approx(1 - 29 / metrics["num_fed_tokens"])
-    strict = make_trainer(routing={"missing": "lenient", "max_missing_fraction": 0.01})
+    strict = make_trainer(routing={"replay": "mixed", "max_missing_fraction": 0.01})
     with pytest.raises(ReplayError, match=r"routing\.max_missing_fraction=0\.01"):
         strict.step(samples)
 

@@ -75,18 +75,18 @@ def test_a_strict_step_names_the_samples_and_moves_nothing(lossy, make_trainer) 
 
 
 @pytest.mark.megatron
-def test_a_lenient_step_reports_the_fraction_and_stops_above_the_allowed(
+def test_a_mixed_step_reports_the_fraction_and_stops_above_the_allowed(
     lossy, make_trainer
 ) -> None:
     targets = sum(int(sample.loss_mask[1:].sum()) for sample in lossy)
     lost = int(lossy[3].loss_mask[1:].sum()) + 1  # all of the second, the last of the third
     fed = sum(LENGTHS) - len(LENGTHS)
     exact = lost / targets
-    trainer = make_trainer(routing={"missing": "lenient", "max_missing_fraction": exact})
+    trainer = make_trainer(routing={"replay": "mixed", "max_missing_fraction": exact})
     metrics = trainer.step(lossy)
     assert metrics["missing_fraction"] == pytest.approx(exact)
     assert metrics["replayed_fraction"] == pytest.approx(1 - 16 / fed)
-    below = make_trainer(routing={"missing": "lenient", "max_missing_fraction": exact - 1e-6})
+    below = make_trainer(routing={"replay": "mixed", "max_missing_fraction": exact - 1e-6})
     before = below.publish_weights()
     with pytest.raises(ReplayError, match=re.escape(f"got={exact:.4f} (sample-2 (1 rows")):
         below.step(lossy)
@@ -120,16 +120,16 @@ def test_scores_survive_permutation_packing_and_a_split(make_samples, make_train
 
 
 @pytest.mark.megatron
-@pytest.mark.parametrize("missing", ["strict", "lenient"])
+@pytest.mark.parametrize("mode", ["r3", "mixed"])
 def test_rows_that_are_silently_short_are_damage_in_every_mode(
-    make_samples, make_trainer, missing: str
+    make_samples, make_trainer, mode: str
 ) -> None:
     """Not the missing state: nobody marked the lost row, so the others may be shifted too."""
     samples = make_samples(LENGTHS)
     rows = samples[2].routed_experts
     assert isinstance(rows, ArrayRows)
     samples[2] = dataclasses.replace(samples[2], routed_experts=ShortRows(rows))
-    trainer = make_trainer(routing={"missing": missing, "max_missing_fraction": 1.0})
+    trainer = make_trainer(routing={"replay": mode, "max_missing_fraction": 1.0})
     with pytest.raises(ReplayError, match=r"sample-2: .*got=7 expected=8"):
         trainer.step(samples)
     assert trainer.weight_version == 0

@@ -1,0 +1,23 @@
+"""CISPO: the importance weight is clipped, the gradient never is."""
+
+from __future__ import annotations
+
+from agent_rl.algorithms import Objective
+from agent_rl.trainer.losses.base import LossInputs, LossOutput
+
+
+def clipped_weight(inputs: LossInputs, objective: Objective) -> LossOutput:
+    """``-sg(clip(w, 1 - clip_low, 1 + clip_high)) A logp`` with ``w = exp(logp - old logp)``.
+
+    arXiv 2506.13585, eq. 4 and 5. Every token keeps a gradient; ``clipped`` stays empty, and
+    ``weight_clipped`` says how many weights were held.
+    """
+    ratio = (inputs.logprobs.detach() - inputs.old_logprobs).exp()
+    weight = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)
+    held = weight != ratio
+    return LossOutput(
+        -weight * inputs.advantages * inputs.logprobs,
+        ratio,
+        held.new_zeros(held.shape),
+        {"weight_clipped": held.float()},
+    )

@@ -1,0 +1,28 @@
+"""PPO's clipped surrogate on single tokens: GRPO, Dr. GRPO and DAPO."""
+
+from __future__ import annotations
+
+import torch
+
+from agent_rl.algorithms import Objective
+from agent_rl.trainer.losses.base import LossInputs, LossOutput
+
+
+def clipped_surrogate(inputs: LossInputs, objective: Objective) -> LossOutput:
+    """``-min(w A, clip(w, 1 - clip_low, 1 + clip_high) A)`` with ``w = exp(logp - old logp)``.
+
+    PPO's surrogate (arXiv 1707.06347, eq. 7) with the two bounds apart (arXiv 2503.14476, eq. 8).
+    GRPO (arXiv 2402.03300, eq. 3), Dr. GRPO (arXiv 2503.20783) and DAPO share it: they differ in
+    advantage and normaliser, which ``agent_rl.algorithms`` names.
+    """
+    ratio = (inputs.logprobs - inputs.old_logprobs).exp()
+    return bounded_surrogate(ratio, inputs.advantages, objective)
+
+
+def bounded_surrogate(
+    ratio: torch.Tensor, advantages: torch.Tensor, objective: Objective
+) -> LossOutput:
+    """The surrogate of any ratio ``[N]`` that carries the gradient."""
+    bounded = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)
+    free, held = ratio * advantages, bounded * advantages
+    return LossOutput(-torch.minimum(free, held), ratio.detach(), held.detach() < free.detach())

@@ -1,0 +1,21 @@
+"""GSPO: one importance ratio a sequence."""
+
+from __future__ import annotations
+
+from agent_rl.algorithms import Objective
+from agent_rl.trainer.losses.base import LossInputs, LossOutput
+from agent_rl.trainer.losses.clipped import bounded_surrogate
+
+
+def sequence_ratio(inputs: LossInputs, objective: Objective) -> LossOutput:
+    """``-min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)``, ``s = exp(mean_t log w_t)``.
+
+    arXiv 2507.18071, eq. 5 and 7: the mean runs over the sequence's sampled tokens, wherever they
+    lie. Written as its eq. 14 (GSPO-token), ``s_t = sg(s) · π_t / sg(π_t)``: values and, where all
+    tokens of a sequence share one advantage, gradients are those of eq. 5, and the gradient needs
+    no exchange between ranks.
+    """
+    mean = inputs.sequence_means(inputs.logprobs - inputs.old_logprobs)
+    sequence = mean.exp()[inputs.sequences].to(inputs.logprobs.dtype)
+    ratio = sequence * (inputs.logprobs - inputs.logprobs.detach()).exp()
+    return bounded_surrogate(ratio, inputs.advantages, objective)

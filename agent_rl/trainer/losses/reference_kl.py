@@ -1,0 +1,15 @@
+"""Distance to a frozen reference policy, as a term of the loss."""
+
+from __future__ import annotations
+
+import torch
+
+
+def k3_to_reference(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+    """``r - 1 - log r`` with ``r = π_ref / π_θ`` on the sampled token, ``[N]``, never negative.
+
+    The estimate of KL(π_θ ‖ π_ref) that GRPO adds to its loss (arXiv 2402.03300, eq. 4); its
+    gradient is ``(1 - r) ∇ log π_θ``.
+    """
+    log_ratio = ref_logprobs - logprobs
+    return torch.expm1(log_ratio) - log_ratio
