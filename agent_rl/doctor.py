@@ -8,28 +8,18 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from agent_rl.config import RunConfig
+from agent_rl.doctor_images import check_images
+from agent_rl.doctor_needs import check_needs, check_policy, check_ports
+from agent_rl.findings import Check, Verdict, gib
 from envs.errors import SandboxUnavailableError
 from envs.sandbox.choose import AUTO_ORDER, choose_kind, probe
 
-Verdict = Literal["ok", "warning", "missing"]
 _PACKAGES = ("torch", "megatron-core", "transformers", "tensorboard", "matplotlib", "pyarrow")
 _LOW_DISK_BYTES = 2 << 30
 _LOW_MEMORY_BYTES = 4 << 30
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding; ``advice`` says what to do about it."""
-
-    name: str
-    verdict: Verdict
-    detail: str
-    advice: str = ""
 
 
 def check_machine() -> list[Check]:
@@ -61,11 +51,11 @@ def _resources() -> Iterator[Check]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     enough = memory >= _LOW_MEMORY_BYTES
     advice = "" if enough else "the embedded run needs about 4 GiB"
-    yield Check("free memory", "ok" if enough else "warning", _gib(memory), advice)
+    yield Check("free memory", "ok" if enough else "warning", gib(memory), advice)
     free = shutil.disk_usage(Path.cwd()).free
     enough = free >= _LOW_DISK_BYTES
     yield Check(
-        "free disk", "ok" if enough else "warning", _gib(free), "" if enough else "free some space"
+        "free disk", "ok" if enough else "warning", gib(free), "" if enough else "free some space"
     )
     yield Check("GPU", "ok", _gpu())
 
@@ -96,6 +86,8 @@ def _sandboxes() -> Iterator[Check]:
 
 
 def _chosen_sandbox(config: RunConfig) -> Iterator[Check]:
+    if config.sandbox.kind == "docker":
+        return  # see check_images
     try:
         kind = choose_kind(config.sandbox.kind, allow_unsafe=config.sandbox.allow_unsafe)
         yield Check("sandbox.kind", "ok", f"{config.sandbox.kind} uses {kind}")
@@ -112,13 +104,6 @@ def _run_root(config: RunConfig) -> Iterator[Check]:
         yield Check("run_root", "missing", f"{existing} is not writable", "set run_root=FOLDER")
 
 
-def _world_size(config: RunConfig) -> Iterator[Check]:
-    trainer = config.trainer
-    processes = trainer.tensor_parallel * trainer.pipeline_parallel * trainer.context_parallel
-    if processes > 1:
-        yield Check("trainer processes", "ok", f"a multiple of {processes}")
-
-
 def _servers(config: RunConfig) -> Iterator[Check]:
     from agent_rl.engines.server_doctor import check_servers
 
@@ -127,12 +112,11 @@ def _servers(config: RunConfig) -> Iterator[Check]:
 
 
 CONFIG_CHECKS: tuple[Callable[[RunConfig], Iterator[Check]], ...] = (
+    check_policy,
     _chosen_sandbox,
+    check_images,
     _run_root,
-    _world_size,
     _servers,
+    check_needs,
+    check_ports,
 )
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 30):.1f} GiB"

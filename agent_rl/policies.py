@@ -1,13 +1,15 @@
-"""Where the starting policy lies: a Hugging Face folder, or one that ships with the package."""
+"""Where the starting policy lies: a folder, one that ships, or one in the Hugging Face cache."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from agent_rl.errors import ConfigError
 
 _ASSETS = Path(__file__).parent / "assets"
 _BUILTIN_PREFIX = "builtin:"
+HUB_PREFIX = "hf:"
 
 
 def builtin_policies() -> list[str]:
@@ -17,15 +19,45 @@ def builtin_policies() -> list[str]:
 
 
 def policy_folder(path: str) -> Path:
-    """The folder of ``path``. Raises ``ConfigError`` when it cannot hold a policy."""
+    """The folder of ``path``. Nothing is downloaded.
+
+    Raises ``ConfigError`` when it cannot hold a policy; says how to get one.
+    """
     if path.startswith(_BUILTIN_PREFIX):
         if path not in builtin_policies():
             raise ConfigError(
                 [f"policy.path: got {path!r}, expected one of {', '.join(builtin_policies())}"]
             )
         return _ASSETS / path.removeprefix(_BUILTIN_PREFIX)
-    folder = Path(path)
-    missing = [n for n in ("config.json", "tokenizer.json") if not (folder / n).is_file()]
+    folder = _cached(path.removeprefix(HUB_PREFIX)) if path.startswith(HUB_PREFIX) else Path(path)
+    missing = _missing_files(folder)
     if missing:
         raise ConfigError([f"policy.path: got {path!r}, expected a folder with {missing[0]} in it"])
     return folder
+
+
+def _cached(repository: str) -> Path:
+    """The newest snapshot of a Hugging Face repository that is on this machine."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repository, local_files_only=True))
+    except HFValidationError as error:
+        raise ConfigError([f"policy.path: got {HUB_PREFIX}{repository}: {error}"]) from error
+    except LocalEntryNotFoundError as error:
+        raise ConfigError(
+            [
+                f"policy.path: got {HUB_PREFIX}{repository}, which is not on this machine; "
+                f"download it: hf download {repository}"
+            ]
+        ) from error
+
+
+def _missing_files(folder: Path) -> list[str]:
+    """What a policy needs and ``folder`` lacks; every shard of an index counts."""
+    wanted = ["config.json", "tokenizer.json"]
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        wanted += sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    return [name for name in wanted if not (folder / name).is_file()]

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from agent_rl.config_io import load_config
-from agent_rl.doctor import Check, check_config, check_machine
+from agent_rl.doctor import check_config, check_machine
+from agent_rl.findings import Check
 
 _COLOURS = {"ok": "green", "warning": "yellow", "missing": "red"}
 
@@ -21,7 +22,8 @@ def doctor_command(config_path: Path | None, overrides: Sequence[str]) -> None:
     checks = check_machine()
     console.print(_table("this machine", checks))
     if config_path is not None:
-        needs = check_config(load_config(config_path, overrides))
+        # A policy or a program that is not here is a finding, not a faulty configuration.
+        needs = check_config(load_config(config_path, overrides, on_this_machine=False))
         console.print(_table(str(config_path), needs))
         checks += needs
     missing = [check.name for check in checks if check.verdict == "missing"]

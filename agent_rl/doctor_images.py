@@ -1,0 +1,117 @@
+"""What tasks with images need: the daemon, rows, images, disk, and room for the containers."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent_rl.config import RunConfig
+from agent_rl.environments import load_tasks
+from agent_rl.errors import ConfigError
+from agent_rl.findings import Check, gib
+from envs.errors import InfrastructureError
+from envs.images.task import ImageTask
+from envs.sandbox.docker.engine import Engine
+from envs.sandbox.docker.host import free_bytes
+
+_START_DOCKER = "start Docker, or set images.docker_url or DOCKER_HOST"
+_MAX_NAMED = 3
+
+
+def check_images(config: RunConfig) -> Iterator[Check]:
+    """Nothing for tasks without images. Data sets are not fetched: only files are read."""
+    if config.tasks.kind == "repair":
+        return
+    tasks, finding = _rows(config)
+    yield finding
+    yield from _room(config)
+    engine, finding = _connect(config)
+    yield finding
+    if engine is None:
+        return
+    try:
+        yield from _daemon(config, engine, tasks)
+    except InfrastructureError as error:
+        yield Check("Docker daemon", "missing", str(error), _START_DOCKER)
+    finally:
+        engine.close()
+
+
+def _rows(config: RunConfig) -> tuple[list[ImageTask], Check]:
+    source = config.tasks.rows
+    is_file = Path(source).suffix in (".json", ".jsonl", ".parquet") or Path(source).exists()
+    if not is_file:
+        if importlib.util.find_spec("datasets") is None:
+            detail = f"{source} is no file, and the datasets package is not installed"
+            return [], Check("rows", "missing", detail, "pip install datasets, or give a file")
+        detail = f"{source}: a data set, fetched when the run starts"
+        return [], Check("rows", "warning", detail, "give a file to have its rows checked here")
+    try:
+        sets = load_tasks(config.tasks)
+    except ConfigError as error:
+        detail = error.problems[0].removeprefix("tasks.rows: ")
+        return [], Check("rows", "missing", detail, f"write or copy {source}, or set tasks.rows")
+    heldout = sets.heldout[: config.eval.num_tasks]
+    tasks = [task for task in (*sets.train, *heldout) if isinstance(task, ImageTask)]
+    detail = f"{len(sets.train)} to train on, {len(heldout)} held out"
+    return tasks, Check("rows", "ok", detail)
+
+
+def _connect(config: RunConfig) -> tuple[Engine | None, Check]:
+    if importlib.util.find_spec("docker") is None:
+        detail = "the docker package is not installed"
+        return None, Check("Docker daemon", "missing", detail, "pip install 'agent-rl[docker]'")
+    from envs.sandbox.docker.docker_py import DockerPyEngine
+
+    try:
+        return DockerPyEngine(config.images.docker_url or None), Check("Docker daemon", "ok", "up")
+    except InfrastructureError as error:
+        return None, Check("Docker daemon", "missing", str(error), _START_DOCKER)
+
+
+def _daemon(config: RunConfig, engine: Engine, tasks: list[ImageTask]) -> Iterator[Check]:
+    info = engine.info()
+    free, floor = free_bytes(info.data_root), config.images.disk_floor_bytes
+    if free is None:
+        yield Check("disk for images", "warning", "the daemon is on another machine", "look there")
+    else:
+        enough = free >= floor
+        yield Check(
+            "disk for images",
+            "ok" if enough else "missing",
+            f"{gib(free)} free below {info.data_root}, floor {gib(floor)}",
+            "" if enough else "remove images, or move the daemon's data-root",
+        )
+    names = sorted({task.image for task in tasks})
+    absent = [name for name in names if engine.find_image(name) is None]
+    if not names:
+        return
+    if not absent:
+        yield Check("images", "ok", f"all {len(names)} are here")
+        return
+    shown = ", ".join(absent[:_MAX_NAMED]) + (" …" if len(absent) > _MAX_NAMED else "")
+    yield Check(
+        "images",
+        "warning" if config.images.pull else "missing",
+        f"{len(absent)} of {len(names)} are not here: {shown}",
+        "fetched when the run starts; make sure that they fit the disk"
+        if config.images.pull
+        else "build or load them, or set images.pull=true",
+    )
+
+
+def _room(config: RunConfig) -> Iterator[Check]:
+    """Containers at their limits against this machine; the daemon may be on another one."""
+    workers, images = config.sandbox.num_workers, config.images
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cores = len(os.sched_getaffinity(0))
+    fits = workers * images.memory_bytes <= memory and workers * images.cpus <= 4 * cores
+    yield Check(
+        "sandbox workers",
+        "ok" if fits else "warning",
+        f"{workers} containers of up to {gib(images.memory_bytes)} and {images.cpus:g} CPUs; "
+        f"{gib(memory)} and {cores} cores here",
+        "" if fits else "lower sandbox.num_workers or images.memory_bytes, or a larger machine",
+    )
