@@ -2,7 +2,8 @@
 
 A checkpoint is written aside, flushed to disk, described by ``manifest.json`` (sizes and SHA-256 of
 every file, written last) and then renamed into place. A resume takes the newest one whose files
-still match their manifest and says what it passed over. What is inside is the caller's business.
+still match their manifest and says what it passed over. What is inside is the caller's business:
+the ranks of a trainer each write their own files into the folder, before ``write`` returns.
 
     checkpoints/
       step-00000010/           complete: manifest.json is there
@@ -17,7 +18,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,7 @@ MANIFEST = "manifest.json"
 _NAME = re.compile(r"^step-(\d+)$")
 _ASIDE = re.compile(r"^\.(partial|replaced)-(\d+)-\d+$")
 _BLOCK_BYTES = 1 << 20
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,11 @@ class CheckpointStore:
             _seal(aside, step)
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in _NO_ROOM:
                 raise
             free = shutil.disk_usage(self._root).free
             raise CheckpointError(
-                f"no space for the checkpoint of step {step}: got={free} bytes free in "
+                f"no space for the checkpoint of step {step} ({error}): got={free} bytes free in "
                 f"{self._root} expected=more; free space or lower train.keep_last"
             ) from error
         except BaseException:
@@ -177,8 +180,11 @@ def damage(folder: Path, *, contents: bool = True) -> str | None:
             return f"{name} is missing"
         if file.stat().st_size != size:
             return f"{name}: got={file.stat().st_size} bytes expected={size}"
-        if contents and _sha256(file) != digest:
-            return f"{name}: content does not match its digest"
+    if contents:
+        digests = _sha256([folder / name for name, _, _ in entries])
+        for (name, _, expected), digest in zip(entries, digests, strict=True):
+            if digest != expected:
+                return f"{name}: content does not match its digest"
     return None
 
 
@@ -189,11 +195,16 @@ def _seal(folder: Path, step: int) -> None:
         raise CheckpointError(f"checkpoint of step {step}: got=no files expected=at least one")
     if folder / MANIFEST in files:
         raise CheckpointError(f"checkpoint of step {step}: {MANIFEST} is the store's own file")
-    entries = []
     for path in files:
         _sync_file(path)
-        name = path.relative_to(folder).as_posix()
-        entries.append({"path": name, "bytes": path.stat().st_size, "sha256": _sha256(path)})
+    entries = [
+        {
+            "path": path.relative_to(folder).as_posix(),
+            "bytes": path.stat().st_size,
+            "sha256": digest,
+        }
+        for path, digest in zip(files, _sha256(files), strict=True)
+    ]
     for child in sorted(p for p in folder.rglob("*") if p.is_dir()):
         _sync_folder(child)
     manifest = folder / MANIFEST
@@ -202,7 +213,13 @@ def _seal(folder: Path, step: int) -> None:
     _sync_folder(folder)
 
 
-def _sha256(path: Path) -> str:
+def _sha256(paths: Sequence[Path]) -> list[str]:
+    """Digests of files, several read at a time: hashing releases the interpreter."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(_sha256_of, paths))
+
+
+def _sha256_of(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK_BYTES):

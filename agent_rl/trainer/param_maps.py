@@ -187,7 +187,7 @@ class _LayerMaps:
 
 def _expert_group() -> Group:
     """The ranks that share out a layer's experts; none of them splits a single expert."""
-    etp = parallel_state.get_expert_tensor_parallel_group()
+    etp: Group = parallel_state.get_expert_tensor_parallel_group()
     if etp.size() != 1:
         raise ConfigError([f"expert tensor parallelism: got={etp.size()} expected=1"])
     return parallel_state.get_expert_model_parallel_group()

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 
-from agent_rl.trainer import cpu_backend  # noqa: F401  # before megatron: quiet import
 from agent_rl.trainer.folders import INDEX, SIDE_FILES, folder_tensors
 from agent_rl.trainer.optimizer import PolicyOptimizer
 from agent_rl.trainer.shape import HFNames
+from agent_rl.trainer.sharded.files import RankFiles
 from agent_rl.trainer.sharded.owners import Owners
 from agent_rl.trainer.weights import ParamMap
-
-# isort: split
-from megatron.core import parallel_state
 
 STATE_FOLDER = "trainer"
 POSITION = "position.json"
@@ -52,89 +47,81 @@ def save_trainer(
     """Write this rank's files into ``folder``, which every rank sees. Collective.
 
     ``policy`` is the folder that configuration and tokenizer are copied from. Raises ``OSError``
-    when the disk is full.
+    on every rank when one of them could not write, for example because the disk is full.
     """
     rank = dist.get_rank()
     state_folder = folder / STATE_FOLDER
     state_folder.mkdir(exist_ok=True)
-    owners = Owners(maps)
-    written = _write_model(folder, maps, owners, names)
-    written.append(_write_optimizer(state_folder, maps, optimizer, owners))
-    written.append(_write_rng(state_folder / f"rng-{rank:05d}.safetensors"))
+    owners, files = Owners(maps), RankFiles()
+    _write_model(folder, _model_share(maps, owners, names), files)
+    state, places = _optimizer_share(maps, optimizer, owners)
+    path = state_folder / f"optimizer-{rank:05d}.safetensors"
+    files.tensors(path, state, {SLICES: json.dumps(places)})
+    files.tensors(state_folder / f"rng-{rank:05d}.safetensors", _random_state(), {})
     if rank == 0:
         position = Position(weight_version, optimizer.num_steps, dtype, dist.get_world_size())
-        path = state_folder / POSITION
-        path.write_text(json.dumps(asdict(position), indent=1))
-        written.append(path)
+        files.text(state_folder / POSITION, json.dumps(asdict(position), indent=1))
         for name in SIDE_FILES:
             if (policy / name).is_file():
-                written.append(Path(shutil.copyfile(policy / name, folder / name)))
-    _flush(written)
+                files.made(
+                    lambda path, name=name: shutil.copyfile(policy / name, path), folder / name
+                )
+    files.agree()
 
 
-def _write_model(
-    folder: Path, maps: Sequence[ParamMap], owners: Owners, names: HFNames
-) -> list[Path]:
-    """This rank's share of the model as a file transformers loads."""
-    experts = parallel_state.get_expert_model_parallel_group()
-    rank, tensors = dist.get_rank(), dict[str, torch.Tensor]()
+def _model_share(
+    maps: Sequence[ParamMap], owners: Owners, names: HFNames
+) -> dict[str, torch.Tensor]:
+    """The weights this rank writes, under the names of a folder. Collective."""
+    rank, share = dist.get_rank(), dict[str, torch.Tensor]()
     for m in maps:
         local = [parameter.detach() for parameter in m.parameters]
-        if _is_expert(m):
-            part = m.slices[0]
-            if owners.of(part) == rank:
+        if ".mlp.experts." in m.hf_names[0]:  # a rank's part is whole experts: nothing to join
+            if owners.of(m.slices[0]) == rank:
                 held = dict(zip(m.hf_names, m.to_parts(local), strict=True))
-                first = experts.rank() * next(iter(held.values())).shape[0]
-                tensors |= _on_cpu(folder_tensors(held, names, first_expert=first))
+                first = m.slices[0].index * next(iter(held.values())).shape[0]
+                share |= _on_cpu(folder_tensors(held, names, first_expert=first))
             continue
         writer = owners.of_whole(m.slices)
         if m.group is None or writer in dist.get_process_group_ranks(m.group):
             whole = m.gather(local)
             if writer == rank:
-                tensors |= _on_cpu(folder_tensors(whole, names))
-    return _write_model_file(folder, tensors)
+                share |= _on_cpu(folder_tensors(whole, names))
+    return share
 
 
-def _is_expert(m: ParamMap) -> bool:
-    return ".mlp.experts." in m.hf_names[0]
-
-
-def _on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    # Views of one fused tensor would each be saved with all of its memory.
+def _on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    # Copies: views of one fused tensor may not be written beside each other.
     return {name: t.to(device="cpu", copy=True).contiguous() for name, t in tensors.items()}
 
 
-def _write_model_file(folder: Path, tensors: dict[str, torch.Tensor]) -> list[Path]:
-    rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    name = f"model-{rank + 1:05d}-of-{num_ranks:05d}.safetensors"
-    if num_ranks == 1:
-        name = "model.safetensors"
-    if tensors:
-        save_file(tensors, folder / name, metadata={"format": "pt"})
-    if num_ranks == 1:
-        return [folder / name]
-    sizes = {key: t.numel() * t.element_size() for key, t in tensors.items()}
-    shares: list[dict[str, int]] = [{} for _ in range(num_ranks)]
+def _write_model(folder: Path, share: dict[str, torch.Tensor], files: RankFiles) -> None:
+    """This rank's model file, and from rank 0 the index of all of them. Collective."""
+    number, count = dist.get_rank() + 1, dist.get_world_size()
+    if count == 1:
+        files.tensors(folder / "model.safetensors", share, {"format": "pt"})
+        return
+    if share:
+        files.tensors(folder / _model_file(number, count), share, {"format": "pt"})
+    sizes = {key: t.numel() * t.element_size() for key, t in share.items()}
+    shares: list[dict[str, int]] = [{} for _ in range(count)]
     dist.all_gather_object(shares, sizes)
-    written = [folder / name] if tensors else []
-    if rank == 0:
-        files = {
-            key: f"model-{number:05d}-of-{num_ranks:05d}.safetensors"
-            for number, share in enumerate(shares, 1)
-            for key in share
-        }
-        total = sum(size for share in shares for size in share.values())
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
-        (folder / INDEX).write_text(json.dumps(index, indent=1))
-        written.append(folder / INDEX)
-    return written
+    if number == 1:
+        where = {key: _model_file(i, count) for i, one in enumerate(shares, 1) for key in one}
+        total = sum(size for one in shares for size in one.values())
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+        files.text(folder / INDEX, json.dumps(index, indent=1))
 
 
-def _write_optimizer(
-    folder: Path, maps: Sequence[ParamMap], optimizer: PolicyOptimizer, owners: Owners
-) -> Path:
-    """The optimizer's state of the parts this rank writes; empty before the first step."""
-    rank, tensors = dist.get_rank(), dict[str, torch.Tensor]()
+def _model_file(number: int, count: int) -> str:
+    return f"model-{number:05d}-of-{count:05d}.safetensors"
+
+
+def _optimizer_share(
+    maps: Sequence[ParamMap], optimizer: PolicyOptimizer, owners: Owners
+) -> tuple[dict[str, torch.Tensor], dict[str, list[int]]]:
+    """The state this rank writes by ``kind/name``, and axis, index, count of each part."""
+    rank, share = dist.get_rank(), dict[str, torch.Tensor]()
     places: dict[str, list[int]] = {}
     for m in maps:
         if not m.trained:
@@ -143,23 +130,13 @@ def _write_optimizer(
             for part, tensor in zip(m.slices, m.to_parts(local), strict=True):
                 if owners.of(part) == rank:
                     key = f"{kind}/{part.name}"
-                    tensors |= _on_cpu({key: tensor})
+                    share |= _on_cpu({key: tensor})
                     places[key] = [part.axis, part.index, part.count]
-    path = folder / f"optimizer-{rank:05d}.safetensors"
-    save_file(tensors, path, metadata={SLICES: json.dumps(places)})
-    return path
+    return share, places
 
 
-def _write_rng(path: Path) -> Path:
-    states: dict[str, torch.Tensor] = {"cpu": torch.get_rng_state()}
+def _random_state() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
-    save_file(states, path)
-    return path
-
-
-def _flush(files: Iterable[Path]) -> None:
-    """A checkpoint's manifest vouches for bytes on the disk, not for those in a cache."""
-    for path in files:
-        with path.open("rb") as stream:
-            os.fsync(stream.fileno())
+    return states
