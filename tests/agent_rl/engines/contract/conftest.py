@@ -43,6 +43,8 @@ BLOCK_SIZE = {"sglang": 1, "vllm": 32}
 SHAPE = TinyMoEShape(hidden_size=64, num_layers=3, num_experts=16, moe_top_k=4)
 
 collect_ignore_glob = [] if REAL else ["test_real_*.py"]
+if "sglang" not in REAL:
+    collect_ignore_glob.append("test_real_sglang_*.py")
 
 
 @dataclass(frozen=True)

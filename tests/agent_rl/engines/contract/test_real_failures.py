@@ -1,4 +1,7 @@
-"""A real server killed in mid-rollout, and a real training run. Only with real engines."""
+"""Real servers killed in mid-rollout, and a real training run.
+
+Only with real engines.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +33,14 @@ def kill_server(fleet: ServerFleet) -> None:
 
 
 @pytest.mark.sglang
+@pytest.mark.parametrize("num_servers", [1, 2])
 @pytest.mark.parametrize("kind", REAL)
 def test_a_killed_server_loses_no_trajectory_and_gets_its_weights_back(
-    kind: EngineKind, policies: Policies, tmp_path: Path
+    kind: EngineKind, num_servers: int, policies: Policies, tmp_path: Path
 ) -> None:
-    spec = fleet_spec(kind, policies, tmp_path)
-    fleet = ServerFleet(spec)
+    """Alone, it is waited for; beside another one, its sessions move. Weights come from disk."""
+    spec = replace(fleet_spec(kind, policies, tmp_path), weight_transfer="disk")
+    fleet = ServerFleet(replace(spec, num_servers=num_servers))
     under_test = UnderTest(
         fleet,
         policies.reference_before,
@@ -43,17 +49,21 @@ def test_a_killed_server_loses_no_trajectory_and_gets_its_weights_back(
         block_size=1,
     )
 
+    killed = asyncio.Event()
+    at_kill = asyncio.Barrier(NUM_TRAJECTORIES)
+
     async def trajectory(number: int) -> None:
         prompt, have = prompt_of(30, seed=50 + number), 0
         for turn in range(NUM_TURNS):
             request = ask(prompt, session=f"t{number}", start=have, new=12)
-            if number == 0 and turn == KILL_AT:
-                call = asyncio.ensure_future(fleet.generate(request))
+            if turn == KILL_AT:
+                await at_kill.wait()  # every server has requests running when one is killed
+            call = asyncio.ensure_future(fleet.generate(request))
+            if turn == KILL_AT and not killed.is_set():
+                killed.set()
                 await asyncio.sleep(0.05)
                 kill_server(fleet)
-                completion = await call
-            else:
-                completion = await fleet.generate(request)
+            completion = await call
             assert completion.weight_versions == (1,)
             under_test.check(prompt, completion, updated=1)
             whole = np.concatenate([prompt, completion.token_ids])
@@ -67,7 +77,8 @@ def test_a_killed_server_loses_no_trajectory_and_gets_its_weights_back(
             await asyncio.gather(*(trajectory(n) for n in range(NUM_TRAJECTORIES)))
             metrics = fleet.metrics()
             assert metrics["fleet_server_restarts"] == 1
-            assert metrics["fleet_engines_revived"] >= 1
+            assert metrics["fleet_engines_revived"] >= num_servers % 2
+            assert (metrics["fleet_moved_sessions"] > 0) == (num_servers > 1)
             assert metrics["engine_unavailable"] >= 1
             assert metrics["engine_bad_replies"] == metrics["engine_stale_replies"]
         finally:
