@@ -82,11 +82,15 @@ class TrainerFleet:
         return metrics | {"transfer_bytes": float(self.last_transfer.message_bytes)}
 
     def score(
-        self, samples: Sequence[TrainSample], replay: Literal["off", "r3"]
+        self,
+        samples: Sequence[TrainSample],
+        replay: Literal["off", "r3"],
+        *,
+        live_routing: bool = False,
     ) -> Sequence[Scored]:
         if not samples:
             return []
-        return cast(Sequence[Scored], _value(self._ask(Score(replay), samples)))
+        return cast(Sequence[Scored], _value(self._ask(Score(replay, live_routing), samples)))
 
     def publish_weights(self) -> Weights:
         """As ``MegatronTrainer.publish_weights``; mapped from the ranks' memory where it can be."""

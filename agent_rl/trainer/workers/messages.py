@@ -33,6 +33,7 @@ class Score:
     """Score the samples of the block beside this message."""
 
     replay: Literal["off", "r3"]
+    live_routing: bool = False
 
 
 @dataclass(frozen=True)

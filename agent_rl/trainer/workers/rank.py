@@ -66,8 +66,8 @@ class Rank:
         match request:
             case Step() if block is not None:
                 return trainer.step(decode_samples(block))
-            case Score(replay) if block is not None:
-                return trainer.score(decode_samples(block), replay)
+            case Score(replay, live_routing) if block is not None:
+                return trainer.score(decode_samples(block), replay, live_routing=live_routing)
             case Publish():
                 weights = trainer.publish_weights()  # collective: every rank takes part
                 if self._rank == 0:

@@ -4,7 +4,8 @@
 
     prefix    magic, bytes of the index, bytes of the token arrays
     index     JSON: id, number of tokens, weight versions, whether it has rows, of every sample
-    tokens    token_ids int32, rollout_logprobs float32, advantages float32, loss_mask as bits
+    tokens    loss_mask as bits, token_ids int32; rollout_logprobs and advantages float32, each as
+              bits that say where it is not zero (mostly: on sampled tokens) and those values
     rows      routing_cache's packed batch, read lazily: a rank touches what it gathers
 """
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import orjson
+from numpy.typing import DTypeLike
 
 from agent_rl.errors import ReplayError, TrainerError
 from agent_rl.trainer.workers.world import chunk_blocks
@@ -26,8 +28,8 @@ from routing_cache.view import SegmentRows
 _MAGIC = b"RLBATCH1"
 _PREFIX = struct.Struct("<8sQQ")
 _ALIGNMENT = 8
-_TOKEN_ARRAYS = (("token_ids", np.int32), ("rollout_logprobs", np.float32))
-_TOKEN_ARRAYS += (("advantages", np.float32),)
+_SPARSE = ("rollout_logprobs", "advantages")
+_TOKEN_ARRAYS = ("loss_mask", "token_ids", *_SPARSE)
 
 
 @dataclass(frozen=True)
@@ -135,28 +137,42 @@ def _pack_rows(samples: Sequence[TrainSample], num_chunks: int) -> PackedRows | 
 
 def _token_bytes(samples: Sequence[TrainSample]) -> bytes:
     for sample in samples:
-        lengths = {len(getattr(sample, name)) for name, _ in (*_TOKEN_ARRAYS, ("loss_mask", None))}
+        lengths = {len(getattr(sample, name)) for name in _TOKEN_ARRAYS}
         if len(lengths) != 1:
             raise ReplayError(
                 f"sample {sample.sample_id}: arrays of different lengths, got={sorted(lengths)} "
                 "expected=one length"
             )
-    parts = [
-        np.concatenate([np.asarray(getattr(s, name), dtype) for s in samples]).tobytes()
-        for name, dtype in _TOKEN_ARRAYS
-    ]
     mask = np.concatenate([np.asarray(s.loss_mask, np.bool_) for s in samples])
-    return b"".join([*parts, np.packbits(mask).tobytes()])
+    parts = [
+        np.packbits(mask),
+        np.concatenate([np.asarray(s.token_ids, np.int32) for s in samples]),
+    ]
+    for name in _SPARSE:
+        values = np.concatenate([np.asarray(getattr(s, name), np.float32) for s in samples])
+        kept = values.view(np.uint32) != 0  # by bits: a negative zero is kept as well
+        parts += [np.packbits(kept), values[kept]]
+    return b"".join(part.tobytes() for part in parts)
 
 
 def _token_arrays(data: memoryview, num_tokens: int) -> dict[str, np.ndarray]:
-    arrays: dict[str, np.ndarray] = {}
+    num_bit_bytes = -(-num_tokens // 8)
     at = 0
-    for name, dtype in _TOKEN_ARRAYS:
-        arrays[name] = np.frombuffer(data, dtype, num_tokens, at)
-        at += arrays[name].nbytes
-    bits = np.frombuffer(data, np.uint8, -(-num_tokens // 8), at)
-    arrays["loss_mask"] = np.unpackbits(bits, count=num_tokens).view(np.bool_)
+
+    def take(dtype: DTypeLike, count: int) -> np.ndarray:
+        nonlocal at
+        array = np.frombuffer(data, dtype, count, at)
+        at += array.nbytes
+        return array
+
+    def take_bits() -> np.ndarray:
+        return np.unpackbits(take(np.uint8, num_bit_bytes), count=num_tokens).view(np.bool_)
+
+    arrays = {"loss_mask": take_bits(), "token_ids": take(np.int32, num_tokens)}
+    for name in _SPARSE:
+        kept = take_bits()
+        arrays[name] = np.zeros(num_tokens, np.float32)
+        arrays[name][kept] = take(np.float32, int(kept.sum()))
     return arrays
 
 
