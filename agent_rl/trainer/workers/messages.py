@@ -34,6 +34,7 @@ class Score:
 
     replay: Literal["off", "r3"]
     live_routing: bool = False
+    live_routing: bool = False
 
 
 @dataclass(frozen=True)
