@@ -1,0 +1,102 @@
+"""Two data-parallel ranks on this machine do what one process does, and die cleanly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rank_cases import (
+    LENGTHS,
+    Pair,
+    assert_gone,
+    check_checkpoint,
+    check_death_in_a_step,
+    check_refusal,
+    check_same_scores,
+    check_same_steps,
+    config,
+    local_pids,
+    start_pair,
+)
+
+from agent_rl.errors import ConfigError, TrainerError
+from agent_rl.trainer.workers.fleet import TrainerFleet
+from agent_rl.trainer.workers.start import start_trainer
+
+pytestmark = [pytest.mark.slow, pytest.mark.megatron]
+
+
+@pytest.fixture(scope="module")
+def pair(policy: Path, tmp_path_factory: pytest.TempPathFactory):
+    made = start_pair(tmp_path_factory.mktemp("runs"), policy, num_processes=2)
+    pids = local_pids(made.fleet)
+    yield made
+    made.fleet.close()
+    made.inline.close()
+    assert_gone(pids)
+
+
+def test_two_ranks_are_one_trainer(pair: Pair, make_samples, tmp_path: Path) -> None:
+    """One after the other on the same ranks, which take seconds to start."""
+    version = pair.fleet.weight_version
+    batches = [make_samples(LENGTHS, seed=s, version=version + s) for s in range(2)]
+    check_same_steps(pair, batches)
+    version = pair.fleet.weight_version
+    check_same_scores(pair, make_samples(LENGTHS, seed=5, version=version))
+    check_refusal(pair, make_samples(LENGTHS, seed=6, version=version))
+    check_checkpoint(pair, make_samples(LENGTHS, seed=7, version=version), tmp_path / "saved")
+
+
+def test_a_rank_killed_in_a_step_ends_them_all_with_a_clear_error(
+    policy: Path, make_samples, tmp_path: Path
+) -> None:
+    trainer = start_trainer(config(tmp_path, num_processes=2), policy)
+    assert isinstance(trainer, TrainerFleet)
+    check_death_in_a_step(
+        trainer,
+        local_pids(trainer),
+        make_samples(LENGTHS),
+        r"trainer rank 1 is gone during step, all ranks were stopped: got=process \d+ was ended by "
+        r"SIGKILL expected=an answer; .*--resume",
+    )
+
+
+def test_a_rank_that_is_not_scheduled_is_given_up_after_the_time_out(
+    policy: Path, make_samples, tmp_path: Path
+) -> None:
+    settings = config(tmp_path, launcher="local", num_processes=1, worker_timeout_s=8.0)
+    trainer = start_trainer(settings, policy)
+    assert isinstance(trainer, TrainerFleet)
+    pids = local_pids(trainer)
+    os.kill(pids[0], signal.SIGSTOP)
+    with pytest.raises(TrainerError, match=r"rank 0 hangs during step.*worker_timeout_s=8"):
+        trainer.step(make_samples(LENGTHS))
+    assert_gone(pids)
+
+
+def test_ranks_end_with_a_driver_that_is_killed(policy: Path, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("driver_that_dies.py")
+    driver = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path), str(policy)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert driver.stdout is not None
+        pids = [int(word) for word in driver.stdout.readline().split()]
+        assert len(pids) == 1
+    finally:
+        driver.kill()
+        driver.communicate()
+    assert_gone(pids)
+    assert "the driver is gone" in (tmp_path / "run" / "workers" / "rank-0.log").read_text()
+
+
+def test_a_policy_that_cannot_be_built_is_reported_by_its_rank(tmp_path: Path) -> None:
+    settings = config(tmp_path, launcher="local", num_processes=1)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises((ConfigError, TrainerError, OSError)) as caught:
+        start_trainer(settings, tmp_path / "empty")
+    assert "config.json" in str(caught.value)
