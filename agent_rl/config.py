@@ -27,6 +27,7 @@ class TasksConfig:
     num_train: int = 6000  # of rows: at most so many
     num_heldout: int = 384  # likewise
     heldout_split: Literal["heldout", "confirm"] = "heldout"  # confirm: never used for tuning
+    bugs: Literal["token", "syntax"] = "token"  # of repair: one token of a line, or of any kind
     # The rest is for rows only.
     rows: str = ""  # a .json, .jsonl or .parquet file, or the name of a Hugging Face data set
     rows_split: str = "train"  # of a data set

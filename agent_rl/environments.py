@@ -70,8 +70,8 @@ def episode_prompts(config: RunConfig, issue: str = "") -> Prompts:
 
 
 def _repair_tasks(config: TasksConfig) -> TaskSets:
-    train = repair.take(config.seed, "train", config.num_train)
-    heldout = repair.take(config.seed, config.heldout_split, config.num_heldout)
+    train = repair.take(config.seed, "train", config.num_train, config.bugs)
+    heldout = repair.take(config.seed, config.heldout_split, config.num_heldout, config.bugs)
     return TaskSets([task.to_task() for task in train], [task.to_task() for task in heldout])
 
 

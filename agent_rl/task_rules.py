@@ -25,7 +25,14 @@ def _rows(config: RunConfig) -> Iterator[Fault]:
         yield from _untouched("agent", agent, AgentConfig(), "tasks with images", ("tools",))
         if config.sandbox.kind == "docker":
             yield "sandbox.kind", "got docker, expected a kind that tasks.kind=repair can use: auto"
+        if tasks.bugs == "syntax" and agent.renderer == "compact":
+            yield (
+                "tasks.bugs",
+                "got syntax, expected token with agent.renderer=compact, whose vocabulary lacks "
+                "the words of other bugs",
+            )
         return
+    yield from _untouched("tasks", tasks, TasksConfig(), "tasks.kind=repair", ("bugs",))
     if not tasks.rows:
         yield "tasks.rows", "got nothing, expected a file of rows or the name of a data set"
     if not 0 < tasks.heldout_fraction < 0.5:

@@ -1,20 +1,18 @@
-"""One-token bugs: every way to spoil a line of code that the repair tasks know."""
+"""One-token bugs of a line of code, the repair tasks' own choice of the shared syntax kinds."""
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
-_PIECES = re.compile(r"\s+|\d+|\w+|[+\-*/%<>=!]=|//|[^\w\s]")
+from envs.tasks import syntax_kinds as kinds
+from envs.tasks.syntax_source import Edit, Scope, Source
 
-_OPERATORS: dict[str, tuple[str, ...]] = {
-    "+": ("-", "*"),
-    "-": ("+", "*"),
-    "*": ("+", "-"),
-    "%": ("*", "+"),
-    "+=": ("-=",),
-    "-=": ("+=",),
+# What a slip makes of an operator; the order is part of the tasks that a seed gives.
+_COMPARISONS: kinds.Others = {
     "<": (">", "<=", ">="),
     ">": ("<", ">=", "<="),
     "<=": ("<", ">", ">="),
@@ -22,7 +20,14 @@ _OPERATORS: dict[str, tuple[str, ...]] = {
     "==": ("!=", ">"),
     "!=": ("==",),
 }
-_COMPARISONS = frozenset({"<", ">", "<=", ">=", "==", "!="})
+_OPERATORS: kinds.Others = {"+": ("-", "*"), "-": ("+", "*"), "*": ("+", "-"), "%": ("*", "+")}
+_ASSIGNMENTS: kinds.Others = {"+": ("-",), "-": ("+",)}
+_KINDS: Mapping[str, kinds.Kind] = {
+    "comparison": kinds.comparisons(_COMPARISONS),
+    "operator": kinds.operators(_OPERATORS),
+    "assignment": kinds.assignments(_ASSIGNMENTS),
+    "constant": kinds.integers(lambda n: (n + 1, n + 2, n - 1) if n else (1, 2)),
+}
 
 
 @dataclass(frozen=True)
@@ -34,33 +39,44 @@ class Mutation:
 
 
 def line_mutations(line: str, names: Collection[str]) -> list[Mutation]:
-    """Every one-token change of ``line``; ``names`` are the variables that may be confused."""
-    pieces = _PIECES.findall(line)
-    found: list[Mutation] = []
-    for index, piece in enumerate(pieces):
-        following = pieces[index + 1] if index + 1 < len(pieces) else ""
-        kind, others = _alternatives(piece, line, following, names)
-        for other in others:
-            changed = "".join([*pieces[:index], other, *pieces[index + 1 :]])
-            found.append(Mutation(changed, kind))
-    return found
+    """Every one-token change of ``line``, from left to right; ``names`` are the variables that may
+    be confused. None for a line that is no statement by itself, such as ``else:``."""
+    return list(_mutations(line, tuple(names)))
 
 
-def _alternatives(
-    piece: str, line: str, following: str, names: Collection[str]
-) -> tuple[str, tuple[str, ...]]:
-    if piece in _OPERATORS:
-        if piece in _COMPARISONS:
-            return "comparison", _OPERATORS[piece]
-        return ("assignment" if piece.endswith("=") else "operator"), _OPERATORS[piece]
-    if piece.isdigit():
-        number = int(piece)
-        near = (number + 1, number + 2, number - 1) if number else (1, 2)
-        return "constant", tuple(str(value) for value in near)
-    # A loop header or a method call on another name could loop for ever or is no likely slip.
-    if piece in names and not line.lstrip().startswith("for") and following != ".":
-        return "variable", tuple(name for name in names if name != piece)
-    return "", ()
+@lru_cache(maxsize=4096)  # warm starts ask for the same lines again and again
+def _mutations(line: str, names: tuple[str, ...]) -> tuple[Mutation, ...]:
+    code = line.strip()
+    indent = line[: len(line) - len(line.lstrip())]
+    source = Source(code.encode())
+    try:
+        tree = ast.parse(f"{code} pass" if code.endswith(":") else code)
+    except SyntaxError:
+        return ()
+    scope = Scope(source, "", tree)
+    found = [(edit, kind) for node in ast.walk(tree) for edit, kind in _edits(node, scope)]
+    found += [(edit, "variable") for edit in _confused(tree, source, names)]
+    found.sort(key=lambda pair: pair[0].start)  # stable: one place's changes keep their order
+    return tuple(Mutation(indent + source.apply(edit).decode(), kind) for edit, kind in found)
+
+
+def _edits(node: ast.AST, scope: Scope) -> Iterator[tuple[Edit, str]]:
+    for name, kind in _KINDS.items():
+        for edit in kind(node, scope):
+            yield edit, name
+
+
+def _confused(tree: ast.AST, source: Source, names: tuple[str, ...]) -> Iterator[Edit]:
+    """Another variable. A loop header could loop for ever, and a method call on another name is no
+    likely slip."""
+    owners = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For):
+            return
+        if isinstance(node, ast.Name) and node.id in names and id(node) not in owners:
+            for other in names:
+                if other != node.id:
+                    yield source.replace(node, other)
 
 
 def variable_names(body: Collection[str], args: Collection[str]) -> list[str]:

@@ -16,15 +16,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from envs.base import Task
-from envs.tasks.mutations import line_mutations, variable_names
+from envs.tasks.mutations import Mutation, line_mutations, variable_names
 from envs.tasks.repair_families import FAMILIES, Specimen, Value
+from envs.tasks.syntax_mutations import apply_site, find_sites
 
 Split = Literal["train", "heldout", "confirm"]
+Bugs = Literal["token", "syntax"]  # one token of a line, or any kind of the shared syntax bugs
 SOURCE_PATH = "solution.py"
 VISIBLE_PATH = "tests/test_visible.py"
 HIDDEN_PATH = "tests/test_hidden.py"
 NUM_VISIBLE = 5
 NUM_HIDDEN = 10
+_INDENT = "    "
 _NUM_BUCKETS = 8  # one eighth of all functions is held out, another eighth is for confirmation
 
 
@@ -62,8 +65,7 @@ class RepairTask:
 
     def source(self, body: Sequence[str]) -> str:
         """The source file with ``body`` as the function's body."""
-        lines = (f"    {line}\n" for line in body)
-        return f"def {self.specimen.name}({', '.join(self.specimen.args)}):\n" + "".join(lines)
+        return _source(self.specimen, body)
 
     def to_task(self) -> Task:
         broken, fixed = self.source(self.broken), self.source(self.fixed)
@@ -96,43 +98,43 @@ class RepairTask:
         return "".join(parts).encode()
 
 
+def _source(specimen: Specimen, body: Sequence[str]) -> str:
+    lines = (f"{_INDENT}{line}\n" for line in body)
+    return f"def {specimen.name}({', '.join(specimen.args)}):\n" + "".join(lines)
+
+
 def split_of(specimen: Specimen) -> Split:
     """The side that a function belongs to, whatever its variables are called."""
     bucket = int(_digest(f"{specimen.name} {specimen.semantics}"), 16) % _NUM_BUCKETS
     return "heldout" if bucket == 0 else "confirm" if bucket == 1 else "train"
 
 
-def generate(seed: int, split: Split | None = None) -> Iterator[RepairTask]:
+def generate(seed: int, split: Split | None = None, bugs: Bugs = "token") -> Iterator[RepairTask]:
     """An endless stream of unique tasks of one side (None: all), the same for the same seed."""
     rng = random.Random(seed)
     seen: set[str] = set()
     while True:
-        task = _draw(rng)
+        task = _draw(rng, bugs)
         if task is None or (split is not None and task.split != split) or task.task_id in seen:
             continue
         seen.add(task.task_id)
         yield task
 
 
-def take(seed: int, split: Split, num_tasks: int) -> list[RepairTask]:
+def take(seed: int, split: Split, num_tasks: int, bugs: Bugs = "token") -> list[RepairTask]:
     """The first ``num_tasks`` tasks of a side."""
-    stream = generate(seed, split)
+    stream = generate(seed, split, bugs)
     return [next(stream) for _ in range(num_tasks)]
 
 
-def _draw(rng: random.Random) -> RepairTask | None:
+def _draw(rng: random.Random, bugs: Bugs) -> RepairTask | None:
     """One task, or None when no drawn bug makes a test fail."""
     specimen = rng.choice(FAMILIES)(rng)
     inputs = [specimen.draw_inputs(rng) for _ in range(NUM_HIDDEN)]
     wanted = run_trusted(specimen, specimen.body, inputs)
     if any(isinstance(value, Raised) for value in wanted):
         return None
-    names = variable_names(specimen.body, specimen.args)
-    candidates = [
-        (number, mutation)
-        for number, line in enumerate(specimen.body)
-        for mutation in line_mutations(line, names)
-    ]
+    candidates = _token_bugs(specimen) if bugs == "token" else _syntax_bugs(specimen)
     rng.shuffle(candidates)
     for number, mutation in candidates[:4]:
         broken = (*specimen.body[:number], mutation.line, *specimen.body[number + 1 :])
@@ -144,6 +146,32 @@ def _draw(rng: random.Random) -> RepairTask | None:
             cases = tuple((inputs[i], _value(wanted[i])) for i in order)
             return RepairTask(specimen, broken, number, mutation.kind, cases)
     return None
+
+
+def _token_bugs(specimen: Specimen) -> list[tuple[int, Mutation]]:
+    names = variable_names(specimen.body, specimen.args)
+    return [
+        (number, mutation)
+        for number, line in enumerate(specimen.body)
+        for mutation in line_mutations(line, names)
+    ]
+
+
+def _syntax_bugs(specimen: Specimen) -> list[tuple[int, Mutation]]:
+    """Bugs of every shared kind that change one line."""
+    source = _source(specimen, specimen.body).encode()
+    before = source.decode().splitlines()
+    found: list[tuple[int, Mutation]] = []
+    for site in find_sites(source):
+        changed = apply_site(source, site)
+        after = [] if changed is None else changed.decode().splitlines()
+        differing = [
+            n for n, pair in enumerate(zip(before, after, strict=False)) if len(set(pair)) > 1
+        ]
+        if len(after) == len(before) and len(differing) == 1 and differing[0] > 0:
+            line = after[differing[0]].removeprefix(_INDENT)
+            found.append((differing[0] - 1, Mutation(line, site.kind)))
+    return found
 
 
 @dataclass(frozen=True)

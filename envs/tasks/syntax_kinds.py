@@ -1,38 +1,71 @@
-"""The kinds of bugs: each function maps a node to the edits that spoil it in one way."""
+"""The kinds of bugs: each function maps a node to the edits that spoil it in one way.
+
+``comparisons``, ``operators``, ``assignments`` and ``integers`` make such functions from what may
+stand in a thing's place; the kinds without a choice are plain functions.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from envs.tasks.syntax_source import Edit, Scope
 
-_COMPARISONS: Mapping[type[ast.cmpop], tuple[str, tuple[str, ...]]] = {
-    ast.Lt: ("<", ("<=", ">")),
-    ast.LtE: ("<=", ("<", ">=")),
-    ast.Gt: (">", (">=", "<")),
-    ast.GtE: (">=", (">", "<=")),
-    ast.Eq: ("==", ("!=",)),
-    ast.NotEq: ("!=", ("==",)),
-    ast.In: ("in", ("not in",)),
-    ast.NotIn: (r"not\s+in", ("in",)),
-    ast.Is: ("is", ("is not",)),
-    ast.IsNot: (r"is\s+not", ("is",)),
+Kind = Callable[[ast.AST, Scope], Iterator[Edit]]
+Others = Mapping[str, tuple[str, ...]]  # an operator -> what may stand in its place
+
+_COMPARISON_SYMBOLS: Mapping[type[ast.cmpop], str] = {
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.In: "in",
+    ast.NotIn: "not in",
+    ast.Is: "is",
+    ast.IsNot: "is not",
 }
-_ARITHMETIC: Mapping[type[ast.operator], tuple[str, tuple[str, ...]]] = {
-    ast.Add: ("+", ("-",)),
-    ast.Sub: ("-", ("+",)),
-    ast.Mult: ("*", ("+", "//")),
-    ast.Div: ("/", ("//", "*")),
-    ast.FloorDiv: ("//", ("/", "%")),
-    ast.Mod: ("%", ("//",)),
-    ast.Pow: ("**", ("*",)),
-    ast.BitAnd: ("&", ("|",)),
-    ast.BitOr: ("|", ("&",)),
-    ast.BitXor: ("^", ("|",)),
-    ast.LShift: ("<<", (">>",)),
-    ast.RShift: (">>", ("<<",)),
+_ARITHMETIC_SYMBOLS: Mapping[type[ast.operator], str] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.Pow: "**",
+    ast.BitAnd: "&",
+    ast.BitOr: "|",
+    ast.BitXor: "^",
+    ast.LShift: "<<",
+    ast.RShift: ">>",
+}
+_COMPARISONS: Others = {
+    "<": ("<=", ">"),
+    "<=": ("<", ">="),
+    ">": (">=", "<"),
+    ">=": (">", "<="),
+    "==": ("!=",),
+    "!=": ("==",),
+    "in": ("not in",),
+    "not in": ("in",),
+    "is": ("is not",),
+    "is not": ("is",),
+}
+_ARITHMETIC: Others = {
+    "+": ("-",),
+    "-": ("+",),
+    "*": ("+", "//"),
+    "/": ("//", "*"),
+    "//": ("/", "%"),
+    "%": ("//",),
+    "**": ("*",),
+    "&": ("|",),
+    "|": ("&",),
+    "^": ("|",),
+    "<<": (">>",),
+    ">>": ("<<",),
 }
 _SIBLINGS: Mapping[str, tuple[str, ...]] = {
     "startswith": ("endswith",),
@@ -83,31 +116,64 @@ _EXCEPTIONS: Mapping[str, str] = {
 }
 
 
-def comparison(node: ast.AST, scope: Scope) -> Iterator[Edit]:
-    if not isinstance(node, ast.Compare):
-        return
-    operands = [node.left, *node.comparators]
-    for left, operator, right in zip(operands, node.ops, operands[1:], strict=False):
-        pattern, others = _COMPARISONS[type(operator)]
-        pattern = pattern if pattern[0].isalpha() else re.escape(pattern)
-        yield from _operator(scope, left, right, pattern, others)
+def comparisons(others: Others) -> Kind:
+    """Another comparison, a link of a chain at a time."""
+
+    def kind(node: ast.AST, scope: Scope) -> Iterator[Edit]:
+        if not isinstance(node, ast.Compare):
+            return
+        operands = [node.left, *node.comparators]
+        for left, operator, right in zip(operands, node.ops, operands[1:], strict=False):
+            symbol = _COMPARISON_SYMBOLS[type(operator)]
+            pattern = r"\s+".join(re.escape(word) for word in symbol.split())
+            yield from _operator(scope, left, right, pattern, others.get(symbol, ()))
+
+    return kind
 
 
-def arithmetic(node: ast.AST, scope: Scope) -> Iterator[Edit]:
-    if not isinstance(node, ast.BinOp) or type(node.op) not in _ARITHMETIC:
-        return
-    if isinstance(node.op, ast.Mod) and _is_text(node.left):
-        return  # string formatting
-    symbol, others = _ARITHMETIC[type(node.op)]
-    yield from _operator(scope, node.left, node.right, re.escape(symbol), others)
+def operators(others: Others) -> Kind:
+    """Another arithmetic operator."""
+
+    def kind(node: ast.AST, scope: Scope) -> Iterator[Edit]:
+        if not isinstance(node, ast.BinOp):
+            return
+        if isinstance(node.op, ast.Mod) and _is_text(node.left):
+            return  # string formatting
+        symbol = _ARITHMETIC_SYMBOLS.get(type(node.op), "")
+        changed = others.get(symbol, ())
+        yield from _operator(scope, node.left, node.right, re.escape(symbol), changed)
+
+    return kind
 
 
-def augmented(node: ast.AST, scope: Scope) -> Iterator[Edit]:
-    if not isinstance(node, ast.AugAssign) or type(node.op) not in _ARITHMETIC:
-        return
-    symbol, others = _ARITHMETIC[type(node.op)]
-    changed = (f"{other}=" for other in others)
-    yield from _operator(scope, node.target, node.value, re.escape(f"{symbol}="), (*changed, "="))
+def assignments(others: Others) -> Kind:
+    """Another augmented assignment; keys and values without the equals sign, "" is a plain one."""
+
+    def kind(node: ast.AST, scope: Scope) -> Iterator[Edit]:
+        if not isinstance(node, ast.AugAssign):
+            return
+        symbol = _ARITHMETIC_SYMBOLS.get(type(node.op), "")
+        changed = [f"{other}=" for other in others.get(symbol, ())]
+        yield from _operator(scope, node.target, node.value, re.escape(f"{symbol}="), changed)
+
+    return kind
+
+
+def integers(others: Callable[[int], Sequence[int]]) -> Kind:
+    """Another number."""
+
+    def kind(node: ast.AST, scope: Scope) -> Iterator[Edit]:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            for value in others(node.value):
+                yield scope.source.replace(node, str(value) if value >= 0 else f"({value})")
+
+    return kind
+
+
+comparison = comparisons(_COMPARISONS)
+arithmetic = operators(_ARITHMETIC)
+augmented = assignments({symbol: (*changed, "") for symbol, changed in _ARITHMETIC.items()})
+integer = integers(lambda value: (value + 1, value - 1))
 
 
 def boolean(node: ast.AST, scope: Scope) -> Iterator[Edit]:
@@ -139,12 +205,6 @@ def ternary(node: ast.AST, scope: Scope) -> Iterator[Edit]:
         text = scope.source.text
         swapped = f"({text(node.orelse)}) if {text(node.test)} else ({text(node.body)})"
         yield scope.source.replace(node, swapped)
-
-
-def integer(node: ast.AST, scope: Scope) -> Iterator[Edit]:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        for value in (node.value + 1, node.value - 1):
-            yield scope.source.replace(node, str(value) if value >= 0 else f"({value})")
 
 
 def truth(node: ast.AST, scope: Scope) -> Iterator[Edit]:

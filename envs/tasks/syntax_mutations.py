@@ -10,16 +10,14 @@ A kind of bug is a function from a node to edits; ``KINDS`` names them all.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from envs.errors import TaskError
 from envs.tasks import syntax_kinds as kinds
 from envs.tasks.syntax_source import Edit, Scope, Source
 
-Kind = Callable[[ast.AST, Scope], Iterator[Edit]]
-
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, kinds.Kind] = {
     "comparison": kinds.comparison,
     "arithmetic": kinds.arithmetic,
     "augmented": kinds.augmented,

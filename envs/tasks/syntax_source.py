@@ -61,11 +61,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Scope:
-    """What surrounds a node: its file and the innermost function."""
+    """What surrounds a node: its file and the innermost function, or the tree without one."""
 
     source: Source
     function: str
-    node: ast.FunctionDef | ast.AsyncFunctionDef
+    node: ast.AST
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Repair tasks: deterministic, truly broken, truly fixable, and held-out means unseen."""
 
+import hashlib
 from itertools import islice
 
 import pytest
@@ -17,6 +18,7 @@ from envs.tasks.repair import (
     take,
 )
 from envs.tasks.repair_families import FAMILIES
+from envs.tasks.syntax_mutations import KINDS
 
 NUM_TASKS = 600
 
@@ -166,3 +168,32 @@ def test_code_that_adds_its_own_list_to_itself_is_not_run(tasks: list[RepairTask
         assert run_trusted(total.specimen, (start, loop, f"    {line}", last), [([2],)]) == [
             Raised(wanted)
         ]
+
+
+def test_the_tasks_of_a_seed_stay_the_same() -> None:
+    """Shipped policies and measured rates belong to these very tasks."""
+    digest = hashlib.sha256()
+    for side in ("train", "heldout"):
+        for task in take(1, side, 500):
+            digest.update(repr((task.task_id, task.broken, task.cases)).encode())
+    assert digest.hexdigest() == "7fca30a75fa274085d501c1c8d97d166638811d52b7ee2fcd2087bcd1ecf9392"
+
+
+def test_bugs_of_every_shared_kind() -> None:
+    tasks = take(1, "train", 200, "syntax")
+    kinds = {task.bug_kind for task in tasks}
+    assert kinds <= set(KINDS)
+    assert len(kinds) >= 8
+    for task in tasks:
+        pairs = zip(task.fixed, task.broken, strict=True)
+        assert [number for number, (a, b) in enumerate(pairs) if a != b] == [task.bug_line]
+        arguments, wanted = task.cases[0]
+        (got,) = run_trusted(task.specimen, task.broken, [arguments])
+        assert not same_value(got, wanted)
+    again = take(1, "train", 20, "syntax")
+    assert [task.task_id for task in again] == [task.task_id for task in tasks[:20]]
+
+
+def test_lines_that_are_no_statement_have_no_bug() -> None:
+    assert line_mutations("else:", ["a"]) == []
+    assert [m.line for m in line_mutations("        return a", ["a", "b"])] == ["        return b"]
