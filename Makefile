@@ -4,7 +4,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup train test test-docker test-engines prove-cache record-engines check format clean
+.PHONY: help setup train test test-docker test-engines test-ray prove-cache record-engines check format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -27,6 +27,11 @@ test-engines: setup ## Contract, failure and training tests on real SGLang and v
 
 prove-cache: setup ## The routing cache's long proofs: benchmark, branch coverage, 10,000 model runs
 	@bash scripts/prove_cache.sh
+
+test-ray: setup ## Training over Ray actors, on a Ray that the tests start here
+	@$(BIN)/python -c 'import ray' 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-cluster.lock
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray $(ARGS)
 
 record-engines: setup ## Record the engines' replies anew, from real servers
 	@bash scripts/engines/record.sh $(ENGINES)

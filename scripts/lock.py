@@ -1,7 +1,7 @@
 """Write the lock files: what is installed here of everything that the project needs.
 
 ``requirements.lock`` is what ``make setup`` installs; ``requirements-eval.lock`` is what the
-official SWE-bench harness adds to it.
+official SWE-bench harness adds to it, ``requirements-cluster.lock`` what Ray does.
 
 Run it in a working ``.venv`` after changing dependencies in pyproject.toml.
 """
@@ -48,6 +48,8 @@ def main() -> None:
     _write("requirements.lock", pins)
     harness = closure("agent-rl", ("eval",))
     _write("requirements-eval.lock", {k: v for k, v in harness.items() if k not in pins})
+    cluster = closure("agent-rl", ("cluster",))
+    _write("requirements-cluster.lock", {k: v for k, v in cluster.items() if k not in pins})
 
 
 def _write(file: str, pins: dict[str, str]) -> None:

@@ -34,10 +34,16 @@ from agent_rl.trainer.workers.world import num_processes
 # isort: split
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # its new default, without a note
-import ray
-from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+import ray  # pyright: ignore[reportMissingImports]  # an extra: not installed everywhere
+from ray.exceptions import RayError  # pyright: ignore[reportMissingImports]
+from ray.util.placement_group import (  # pyright: ignore[reportMissingImports]
+    PlacementGroup,
+    placement_group,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImports]
+    PlacementGroupSchedulingStrategy,
+)
 
 _Block = np.ndarray  # [bytes] uint8: what Ray's object store shares between processes unpickled
 

@@ -1,4 +1,4 @@
-"""What must hold for real ranks, whoever started them; the measure is the trainer in one process."""
+"""What must hold for real ranks, whoever started them: they do what one process does."""
 
 from __future__ import annotations
 
