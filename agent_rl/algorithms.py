@@ -34,7 +34,7 @@ class Objective:
     dynamic_sampling_rounds: int
 
 
-# The token mean and the upper bound of 0.28 are DAPO's, kept for GRPO: see configs/repair_tiny.yaml.
+# The token mean and the upper bound of 0.28 are DAPO's; configs/repair_tiny.yaml was tuned with them.
 _GRPO = Objective("grpo", "token", 0.2, 0.28, 0.0, 0)
 
 DEFAULTS: dict[str, Objective] = {

@@ -21,6 +21,20 @@ class Curriculum(Generic[_T]):
         first = (step - 1) * self._per_step
         return [self._tasks[self._index(p)] for p in range(first, first + self._per_step)]
 
+    def further(self, step: int, skip: int, count: int) -> list[_T]:
+        """``count`` tasks beside those of ``step``, after ``skip`` of them: a fixed order a step.
+
+        Fewer where the tasks run out. They are drawn from all tasks, so an epoch may ask one of
+        them again.
+        """
+        if count < 1:
+            return []
+        first = (step - 1) * self._per_step
+        own = {self._index(p) for p in range(first, first + self._per_step)}
+        others = [i for i in range(len(self._tasks)) if i not in own]
+        random.Random(f"{self._seed}/further/{step}").shuffle(others)
+        return [self._tasks[i] for i in others[skip : skip + count]]
+
     def _index(self, position: int) -> int:
         epoch, offset = divmod(position, len(self._tasks))
         if epoch != self._epoch:

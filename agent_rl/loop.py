@@ -20,19 +20,14 @@ from typing import Protocol
 
 from agent_rl.config import RunConfig
 from agent_rl.curriculum import Curriculum
-from agent_rl.metrics.probe import without_replay
+from agent_rl.dynamic_sampling import Collector, collect_groups
+from agent_rl.metrics.probe import probe_mismatch
 from agent_rl.metrics.rollout import rollout_metrics
 from agent_rl.protocols import Generator, Trainer
 from agent_rl.samples import build_samples
 from agent_rl.types import Group
 from envs.base import Task
 from routing_cache import RoutingCache
-
-
-class Collector(Protocol):
-    """Rolls out ``group_size`` trajectories a task, all with the engine's current weights."""
-
-    async def __call__(self, tasks: Sequence[Task], step: int) -> list[Group]: ...
 
 
 class StepObserver(Protocol):
@@ -59,14 +54,15 @@ async def train_steps(parts: LoopParts, observer: StepObserver, *, first_step: i
     """Run steps ``first_step`` to ``config.train.steps``."""
     for step in range(first_step, parts.config.train.steps + 1):
         started = time.monotonic()
-        groups = await parts.collect(parts.curriculum.at(step), step)
+        groups = await collect_groups(parts.collect, parts.curriculum, parts.config, step)
         collected = time.monotonic()
 
         samples = build_samples(groups, parts.config)
         metrics = rollout_metrics(groups)
         if samples:  # equal rewards teach nothing: such a step leaves the weights alone
             if is_due(step, parts.config.train.mismatch_every):
-                metrics |= without_replay(parts.trainer, samples)
+                layers = parts.engine.row_layout.moe_layers
+                metrics |= probe_mismatch(parts.trainer, samples, parts.config, step, layers)
             metrics |= parts.trainer.step(samples)
             version = parts.trainer.weight_version
             await parts.engine.load_weights(parts.trainer.publish_weights(), version)

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from agent_rl.types import Completion, Floats, GenerateRequest, TrainSample
 from routing_cache import RowLayout
 
@@ -47,6 +50,11 @@ class Scored(Protocol):
         """``[T]`` under the current weights at the sampling temperature, 0 where not sampled."""
         ...
 
+    @property
+    def live_experts(self) -> NDArray[np.integer] | None:
+        """``[T-1, L, K]`` that the live routers chose, or would have; None if not asked for."""
+        ...
+
 
 class Trainer(Protocol):
     """A trainer: scores samples under the old policy, takes mini-steps, publishes weights."""
@@ -63,9 +71,16 @@ class Trainer(Protocol):
         ...
 
     def score(
-        self, samples: Sequence[TrainSample], replay: Literal["off", "r3"]
+        self,
+        samples: Sequence[TrainSample],
+        replay: Literal["off", "r3"],
+        *,
+        live_routing: bool = False,
     ) -> Sequence[Scored]:
-        """Score samples under the current weights, with or without their rows; moves nothing."""
+        """Score samples under the current weights, with or without their rows; moves nothing.
+
+        ``live_routing`` adds what the live routers choose.
+        """
         ...
 
     def publish_weights(self) -> Weights: ...

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import orjson
 
+from agent_rl.algorithms import advice
 from agent_rl.assemble import Assembly, assemble
 from agent_rl.config import RunConfig
 from agent_rl.evaluate import evaluate, evaluation_from_json
 from agent_rl.loop import train_steps
+from agent_rl.metrics.alarm import alarm_text
 from agent_rl.metrics.display import Display
 from agent_rl.metrics.plots import plot_run
 from agent_rl.metrics.sink import MetricsSink
@@ -29,6 +31,8 @@ async def run_training(config: RunConfig, folder: RunFolder, display: Display) -
     Cancelling keeps every completed step: the last one is saved on the way out.
     """
     display.note(f"run folder: {folder.path}")
+    for text in advice(config.routing.replay, config.algorithm):
+        display.note(f"warning: {text}")
     display.activity("loading engine and trainer", 0, 1)
     parts = assemble(config, on_rollout=lambda n, m: display.activity("rollout", n, m))
     try:
@@ -94,7 +98,10 @@ class _TrainingRun:
         if step % train.save_every == 0:
             self._save()
         self._display.step_done(step, train.steps, metrics)
-        return 0 < train.max_wall_s <= self._wall_s
+        if text := alarm_text(step, metrics):
+            self._display.note(text)
+        alarmed = train.stop_on_alarm and metrics.get("alarm_f2", 0.0) >= 2
+        return alarmed or 0 < train.max_wall_s <= self._wall_s
 
     def save_if_consistent(self) -> None:
         """Save the last completed step, unless the weights have moved on since."""

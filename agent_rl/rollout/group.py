@@ -79,17 +79,20 @@ class GroupCollector:
                 ]
             )
 
-    async def __call__(self, tasks: Sequence[Task], step: int) -> list[Group]:
+    async def __call__(
+        self, tasks: Sequence[Task], step: int, first_group: int = 0
+    ) -> list[Group]:
         """Roll out one group a task, in order, every member present; failed ones have no reward.
 
         Groups with too few valid members are returned too (counted as skipped in the last
         progress): who learns from what is decided later, and what failed stays visible.
+        ``first_group`` numbers the groups of a step that collects more than once.
 
         Raises:
             RolloutError: more than ``max_failure_fraction`` of the trajectories failed for good;
                 what still runs is cancelled first.
         """
-        run = _Step(self, step, len(tasks) * self.group_size)
+        run = _Step(self, step, len(tasks) * self.group_size, first_group)
         members: list[asyncio.Task[Trajectory]] = []
         repeats: dict[str, int] = {}
         for index, task in enumerate(tasks):
@@ -120,14 +123,16 @@ class GroupCollector:
 class _Step:
     """Counters and limits of one collection in progress."""
 
-    def __init__(self, collector: GroupCollector, step: int, num_total: int) -> None:
+    def __init__(
+        self, collector: GroupCollector, step: int, num_total: int, first_group: int
+    ) -> None:
         self._collector = collector
-        self._step = step
+        self._step, self._first_group = step, first_group
         self._slots = asyncio.Semaphore(collector.rollout.concurrency)
         self._progress = CollectProgress(0, num_total)
 
     def group_id(self, index: int) -> str:
-        return f"step{self._step}/group{index}"
+        return f"step{self._step}/group{self._first_group + index}"
 
     async def member(self, task: Task, index: int, repeat: int, member: int) -> Trajectory:
         """One member, rolled out again while it fails and retries are left."""

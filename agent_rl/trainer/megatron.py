@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -145,6 +145,7 @@ class MegatronTrainer:
         self,
         samples: Sequence[TrainSample],
         replay: Literal["off", "r3"],
+        *,
         full_logits: bool = False,
         live_routing: bool = False,
     ) -> list[SampleScore]:

@@ -40,11 +40,12 @@ def group(name: str, rewards: Sequence[float | None]) -> Group:
 @dataclass(frozen=True)
 class FakeScore:
     logprobs: Floats
+    live_experts: None = None
 
 
 @dataclass
 class FakeTrainer:
-    """Counts its steps; every score is ``-1`` a token plus ``gap``."""
+    """Counts its steps; every score is ``-1`` a token, plus ``gap`` without replay."""
 
     gap: float = 0.0
     weight_version: int = 0
@@ -55,11 +56,12 @@ class FakeTrainer:
         self.weight_version += 1
         return {"loss": 0.5}
 
-    def score(self, samples: Sequence[TrainSample], replay: str) -> list[FakeScore]:
-        assert replay == "off"
+    def score(
+        self, samples: Sequence[TrainSample], replay: str, *, live_routing: bool = False
+    ) -> list[FakeScore]:
+        gap = self.gap if replay == "off" else 0.0
         return [
-            FakeScore(np.where(s.loss_mask, -1.0 + self.gap, 0.0).astype(np.float32))
-            for s in samples
+            FakeScore(np.where(s.loss_mask, -1.0 + gap, 0.0).astype(np.float32)) for s in samples
         ]
 
     def publish_weights(self) -> Weights:

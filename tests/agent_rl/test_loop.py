@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from loop_fakes import FakeTrainer, group
 
-from agent_rl.config import RunConfig, TrainConfig
+from agent_rl.config import AlgorithmConfig, RunConfig, TrainConfig
 from agent_rl.curriculum import Curriculum
+from agent_rl.dynamic_sampling import Collector, collect_groups
 from agent_rl.engines.scripted import ScriptedGenerator
 from agent_rl.loop import LoopParts, is_due, time_split, train_steps
 from agent_rl.types import Group, Turn
@@ -36,8 +37,9 @@ def _task(name: str) -> Task:
 def _parts(rewards: Sequence[Sequence[float]], steps: int, every: int = 0) -> LoopParts:
     """Step n collects one group with ``rewards[n - 1]``."""
 
-    async def collect(tasks: Sequence[Task], step: int) -> list[Group]:
+    async def collect(tasks: Sequence[Task], step: int, first_group: int = 0) -> list[Group]:
         assert len(tasks) == 1
+        assert first_group == 0
         return [group(tasks[0].task_id, rewards[step - 1])]
 
     engine = ScriptedGenerator(lambda request, turn: np.array([1], np.int32))
@@ -95,6 +97,8 @@ def test_mismatch_without_replay_is_measured_when_due() -> None:
     assert seen.rows[2]["kl_k3_no_replay"] == pytest.approx(expected, rel=1e-5)
     assert seen.rows[2]["abs_logprob_gap_no_replay"] == pytest.approx(0.1, rel=1e-5)
     assert seen.rows[2]["f_2_no_replay"] == 0.0
+    assert seen.rows[2]["f_1_1_no_replay"] == 1.0
+    assert seen.rows[2]["kl_k3_replay"] == seen.rows[2]["kl_k3_self"] == 0.0
 
 
 @pytest.mark.parametrize(("step", "every", "due"), [(4, 2, True), (3, 2, False), (4, 0, False)])
@@ -108,3 +112,54 @@ def test_rollout_time_is_shared_out_as_the_turns_spent_it() -> None:
     split = time_split([one], collect_s=8.0, train_s=2.0)
     assert (split["time_generate_s"], split["time_environment_s"]) == (6.0, 2.0)
     assert split["tokens_per_s"] == pytest.approx(10 / 10)
+
+
+def _collector(rewards: dict[str, Sequence[float | None]], asked: list[list[str]]) -> Collector:
+    """Groups with the rewards of their task's name; ``asked`` sees every call."""
+
+    async def collect(tasks: Sequence[Task], step: int, first_group: int = 0) -> list[Group]:
+        asked.append([task.task_id for task in tasks])
+        return [group(f"group{first_group + i}", rewards[t.task_id]) for i, t in enumerate(tasks)]
+
+    return collect
+
+
+def test_groups_without_signal_are_replaced_within_bounds() -> None:
+    names = [f"t{i}" for i in range(8)]
+    curriculum = Curriculum([_task(name) for name in names], 3, seed=0)
+    own = [task.task_id for task in curriculum.at(2)]
+    further = [task.task_id for task in curriculum.further(2, 0, 99)]
+    assert sorted(own + further) == names
+    rewards: dict[str, Sequence[float | None]] = dict.fromkeys(names, FLAT)
+    rewards |= {own[0]: SIGNAL, further[1]: SIGNAL, own[1]: (None, 1.0)}
+    config = RunConfig(algorithm=AlgorithmConfig(loss="dapo"))
+    asked: list[list[str]] = []
+    groups = asyncio.run(collect_groups(_collector(rewards, asked), curriculum, config, 2))
+    # Two of three lack signal; one of the two that replace them has it; then one more is asked.
+    assert asked == [own, further[:2], further[2:3]]
+    assert [g.group_id for g in groups] == [f"group{i}" for i in range(6)]
+    again: list[list[str]] = []
+    asyncio.run(collect_groups(_collector(rewards, again), curriculum, config, 2))
+    assert again == asked  # a resumed run asks the same
+
+
+def test_nothing_is_sampled_again_without_dynamic_sampling_or_need() -> None:
+    curriculum = Curriculum([_task(name) for name in "abcd"], 2, seed=0)
+    for config, rewards in (
+        (RunConfig(), FLAT),
+        (RunConfig(algorithm=AlgorithmConfig(loss="dapo")), SIGNAL),
+        (RunConfig(algorithm=AlgorithmConfig(loss="dapo", dynamic_sampling_rounds=0)), FLAT),
+    ):
+        asked: list[list[str]] = []
+        collect = _collector(dict.fromkeys("abcd", rewards), asked)
+        asyncio.run(collect_groups(collect, curriculum, config, 1))
+        assert len(asked) == 1
+
+
+def test_sampling_again_ends_where_the_tasks_do() -> None:
+    curriculum = Curriculum([_task(name) for name in "abc"], 2, seed=0)
+    config = RunConfig(algorithm=AlgorithmConfig(dynamic_sampling_rounds=9))
+    asked: list[list[str]] = []
+    collect = _collector(dict.fromkeys("abc", FLAT), asked)
+    assert len(asyncio.run(collect_groups(collect, curriculum, config, 1))) == 3
+    assert [len(call) for call in asked] == [2, 1]

@@ -221,7 +221,8 @@ def test_a_sequence_split_over_ranks_is_one_sequence() -> None:
             TotalLoss(config)(dataclasses.replace(one, sum_over_ranks=note))
         assert len(sent) == 2  # one exchange a rank
         for one, half in zip(parts, halves, strict=True):
-            summed = dataclasses.replace(one, sum_over_ranks=lambda _: sent[0] + sent[1])
+            both = sent[0] + sent[1]
+            summed = dataclasses.replace(one, sum_over_ranks=lambda _, both=both: both)
             out = TotalLoss(config)(summed)
             out.per_token.sum().backward()
             assert torch.allclose(out.per_token, expected.per_token[half], rtol=1e-5)

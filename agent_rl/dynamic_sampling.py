@@ -1,0 +1,49 @@
+"""Dynamic sampling: replace groups that teach nothing by groups of other tasks, within bounds.
+
+DAPO (arXiv 2503.14476, 3.2) samples until the batch is full of groups whose rewards differ. A
+policy that solves all or nothing would sample for ever, so the rounds are bounded; what was
+sampled and dropped is still reported, and a resumed run asks the same tasks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from agent_rl.algorithms import objective
+from agent_rl.config import RunConfig
+from agent_rl.curriculum import Curriculum
+from agent_rl.samples import has_signal
+from agent_rl.types import Group
+from envs.base import Task
+
+
+class Collector(Protocol):
+    """Rolls out ``group_size`` trajectories a task, all with the engine's current weights.
+
+    ``first_group`` numbers the groups where a step collects more than once.
+    """
+
+    async def __call__(
+        self, tasks: Sequence[Task], step: int, first_group: int = 0
+    ) -> list[Group]: ...
+
+
+async def collect_groups(
+    collect: Collector, curriculum: Curriculum[Task], config: RunConfig, step: int
+) -> list[Group]:
+    """A step's groups; under dynamic sampling with more of them for those without signal.
+
+    Every round asks as many further tasks as groups with signal are lacking, at most
+    ``algorithm.dynamic_sampling_rounds`` times.
+    """
+    groups = await collect(curriculum.at(step), step)
+    wanted, asked = len(groups), 0
+    for _ in range(objective(config.algorithm).dynamic_sampling_rounds):
+        useful = sum(has_signal(g, config.rollout.min_valid_members) for g in groups)
+        tasks = curriculum.further(step, asked, wanted - useful)
+        if not tasks:
+            break
+        asked += len(tasks)
+        groups += await collect(tasks, step, len(groups))
+    return groups
