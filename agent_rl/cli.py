@@ -156,8 +156,10 @@ def _errors_as_exit_codes(console: Console) -> Iterator[None]:
 def _add_groups() -> None:
     """Commands with commands of their own; packages above this one come as entry points."""
     from agent_rl.commands.bench import bench_app
+    from agent_rl.commands.study import study_app
 
     app.add_typer(bench_app, name="bench")
+    app.add_typer(study_app, name="study")
     for point in entry_points(group="agent_rl.commands"):
         app.add_typer(point.load(), name=point.name)
 

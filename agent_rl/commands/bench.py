@@ -3,68 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import orjson
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from agent_rl.commands.source import open_source
+from agent_rl.commands.bench_r3 import r3
+from agent_rl.commands.bench_trainer import trainer
 from agent_rl.store.run_folder import write_aside
 
-if TYPE_CHECKING:
-    from agent_rl.bench.r3 import MismatchRow
-
 bench_app = typer.Typer(help="Measurements, as ratios inside one run.", no_args_is_help=True)
-_REPLAY_NAMES = {"off": "no replay", "r3": "replay"}
-_R3_LINES: tuple[tuple[str, Callable[[MismatchRow], str]], ...] = (
-    ("sampled tokens", lambda row: f"{row.num_tokens:,}"),
-    ("exact KL(rollout ‖ train)", lambda row: f"{row.kl_exact:.2e}"),
-    ("  95 % interval, low", lambda row: f"{row.kl_low:.2e}"),
-    ("  95 % interval, high", lambda row: f"{row.kl_high:.2e}"),
-    ("k3 estimate", lambda row: f"{row.kl_k3:.2e}"),
-    ("F(1.1)", lambda row: f"{row.f_1_1:.1e}"),
-    ("F(2)", lambda row: f"{row.f_2:.1e}"),
-    ("largest log-prob gap", lambda row: f"{row.max_logprob_gap:.3f}"),
-    ("sets the live router flips", lambda row: f"{row.flip_rate:.2%}"),
-    ("tokens with a flip", lambda row: f"{row.tokens_with_flip:.2%}"),
-)
+bench_app.command(
+    epilog="Examples: agent-rl bench r3 --json r3.json · agent-rl bench r3 runs/repair_tiny"
+)(r3)
+bench_app.command(epilog="Example: agent-rl bench trainer --json trainer.json")(trainer)
 JsonFile = Annotated[Path | None, typer.Option(help="also write flat JSON here")]
-
-
-@bench_app.command(
-    epilog="Examples: agent-rl bench r3 configs/repair_tiny.yaml --json r3.json · "
-    "agent-rl bench r3 runs/repair_tiny"
-)
-def r3(
-    source: Annotated[Path, typer.Argument(help="a run folder, or a YAML configuration")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value")] = None,
-    min_tokens: Annotated[int, typer.Option(help="sampled tokens to score at least")] = 10_000,
-    json: JsonFile = None,
-) -> None:
-    """Exact KL, k3, F(2) and router flips between engine and trainer, with and without replay."""
-    from agent_rl.bench.r3 import measure, to_json
-
-    console = Console()
-    opened = open_source(source, overrides or [])
-    rows = asyncio.run(
-        measure(opened.config, opened.policy, min_tokens=min_tokens, report=console.print)
-    )
-    table = Table(title=f"{opened.description}, float32 trainer", title_justify="left")
-    table.add_column("rollout engine")
-    for row in rows:
-        table.add_column(f"{row.engine_dtype}\n{_REPLAY_NAMES[row.replay]}", justify="right")
-    for name, show in _R3_LINES:
-        table.add_row(name, *(show(row) for row in rows))
-    console.print(table)
-    flat = to_json(rows)
-    ratio = flat["bfloat16_kl_r3_over_off"]
-    console.print(f"exact KL with replay over without, bfloat16 engine: {ratio:.2f}")
-    if json is not None:
-        write_aside(json, orjson.dumps(flat, option=orjson.OPT_INDENT_2) + b"\n")
 
 
 @bench_app.command(
@@ -73,7 +29,7 @@ def r3(
 def engine(
     kind: Annotated[str, typer.Option(help="sglang or vllm")] = "sglang",
     policy: Annotated[
-        Path | None, typer.Option(help="model folder; default: a random tiny MoE")
+        Path | None, typer.Option(help="model folder; default: a random MoE of 7.4 M parameters")
     ] = None,
     pairs: Annotated[int, typer.Option(help="paired runs with and without capture")] = 6,
     json: JsonFile = None,
@@ -83,12 +39,17 @@ def engine(
 
     from agent_rl.bench.engine import measure as measure_engine
     from agent_rl.engines.random_policy import write_random_policy
+    from agent_rl.warmstart.train import TinyMoEShape
 
     if kind not in ("sglang", "vllm"):
         raise typer.BadParameter(f"got {kind!r}, expected sglang or vllm", param_hint="--kind")
     console = Console()
     with tempfile.TemporaryDirectory(prefix="bench-engine-") as folder:
-        model = policy or write_random_policy(Path(folder) / "policy")
+        model = policy or write_random_policy(
+            Path(folder) / "policy",
+            # Large enough that a step is spent in the model, small enough for two cores.
+            shape=TinyMoEShape(256, 4, 4, 64, num_experts=16, expert_width=128),
+        )
         figures = asyncio.run(
             measure_engine(kind, model, Path(folder), num_pairs=pairs, report=console.print)
         )

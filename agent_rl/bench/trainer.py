@@ -1,0 +1,228 @@
+"""What a trainer's step costs: with replay against without, Megatron against transformers.
+
+A random model of a size at which products outweigh Python, random samples, and its own live
+routing as the rows: replay then computes exactly what no replay computes, and only its cost is
+left. The three steps run in rounds, in another order each round, and a ratio is taken inside a
+round: a machine that is slower for a minute is slower for all three. CPU seconds of the process
+decide; wall seconds are given beside them and mean little on a loaded machine.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from agent_rl.algorithms import objective
+from agent_rl.bench.row_bytes import ALIGNMENT, RowBytes, measure_row_bytes
+from agent_rl.bench.transformers_step import EXPERTS, TransformersStep
+from agent_rl.config import (
+    AgentConfig,
+    AlgorithmConfig,
+    OptimConfig,
+    RoutingConfig,
+    RunConfig,
+    TrainerConfig,
+)
+from agent_rl.engines.random_policy import write_random_policy
+from agent_rl.trainer.batch import MicroBatch, fed_tokens, lay_out
+from agent_rl.trainer.megatron import MegatronTrainer
+from agent_rl.trainer.plan import plan_micro_batches
+from agent_rl.types import TrainSample
+from agent_rl.warmstart.train import TinyMoEShape
+from routing_cache import ArrayRows
+
+SHAPE = TinyMoEShape(
+    hidden_size=256,
+    num_layers=4,
+    num_heads=4,
+    head_dim=64,
+    num_experts=32,
+    moe_top_k=4,
+    expert_width=128,
+)
+_LONGEST = 512
+_NUM_SAMPLES = 8
+Step = Callable[[], object]
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Over the rounds: median and quartiles of a ratio of two steps of one round."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, above: Sequence[float], below: Sequence[float]) -> Ratio:
+        ratios = [a / b for a, b in zip(above, below, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        return cls(middle, low, high)
+
+
+@dataclass(frozen=True)
+class TrainerBench:
+    """The result; ``cpu`` ratios are of process CPU seconds, ``wall`` ones of elapsed time."""
+
+    replay_over_off_cpu: Ratio
+    replay_over_off_wall: Ratio
+    megatron_over_transformers_cpu: Ratio
+    megatron_over_transformers_wall: Ratio
+    transformers_experts: str  # the faster one here
+    num_rounds: int
+    num_fed_tokens: int
+    num_parameters: int
+    row_bytes: RowBytes
+
+    def to_json(self) -> dict[str, float | int | str]:
+        """Flat: ``replay_step_over_off`` and ``megatron_over_transformers`` are the CPU medians."""
+        flat: dict[str, float | int | str] = {
+            "replay_step_over_off": self.replay_over_off_cpu.median,
+            "megatron_over_transformers": self.megatron_over_transformers_cpu.median,
+        }
+        for name, value in vars(self).items():
+            if isinstance(value, Ratio):
+                flat |= {f"{name}_{part}": v for part, v in asdict(value).items()}
+            elif isinstance(value, RowBytes):
+                flat |= asdict(value)
+            else:
+                flat[name] = value
+        return flat
+
+
+def measure_trainer(*, num_rounds: int = 9, report: Report = lambda text: None) -> TrainerBench:
+    """Time the three steps ``num_rounds`` times, and size the routing tables."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="bench-trainer-") as work:
+        folder = write_random_policy(Path(work) / "policy", shape=SHAPE)
+        config = bench_config("off")
+        samples = made_samples(config, folder)
+        batches = micro_batches(samples, config, folder)
+        trainers = {mode: MegatronTrainer(bench_config(mode), folder) for mode in ("off", "r3")}
+        own = objective(config.algorithm)
+        clip = (own.clip_low, own.clip_high)
+        experts = _faster_experts(folder, config, batches, clip)
+        baseline = TransformersStep(folder, config, experts)
+        steps: dict[str, Step] = {
+            "off": lambda: trainers["off"].step(samples),
+            "r3": lambda: trainers["r3"].step(samples),
+            "transformers": lambda: baseline.step(batches, clip),
+        }
+        report(f"{num_rounds} rounds of {', '.join(steps)}")
+        cpu, wall = _rounds(steps, num_rounds, report)
+        for trainer in trainers.values():
+            trainer.close()
+        num_parameters = sum(p.numel() for p in trainers["off"].publish_weights().values())
+    report("sizing routing tables")
+    return TrainerBench(
+        replay_over_off_cpu=Ratio.of(cpu["r3"], cpu["off"]),
+        replay_over_off_wall=Ratio.of(wall["r3"], wall["off"]),
+        megatron_over_transformers_cpu=Ratio.of(cpu["off"], cpu["transformers"]),
+        megatron_over_transformers_wall=Ratio.of(wall["off"], wall["transformers"]),
+        transformers_experts=experts,
+        num_rounds=num_rounds,
+        num_fed_tokens=sum(map(fed_tokens, samples)),
+        num_parameters=num_parameters,
+        row_bytes=measure_row_bytes(),
+    )
+
+
+def bench_config(replay: str) -> RunConfig:
+    """One update a step, a learning rate that leaves the routing as it is."""
+    return RunConfig(
+        agent=AgentConfig(max_tokens=_LONGEST),
+        routing=RoutingConfig(replay="r3" if replay == "r3" else "off", max_staleness=1_000_000),
+        algorithm=AlgorithmConfig(num_mini_steps=1),
+        optim=OptimConfig(lr=1e-8),
+        trainer=TrainerConfig(micro_batch_tokens=4 * _LONGEST),
+    )
+
+
+def made_samples(config: RunConfig, folder: Path, seed: int = 0) -> list[TrainSample]:
+    """Random tokens, a third of them trained, with the trainer's own log-probs and routing."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for number, length in enumerate(rng.integers(3 * _LONGEST // 4, _LONGEST, _NUM_SAMPLES)):
+        mask = rng.random(length) < 1 / 3
+        mask[0] = False
+        samples.append(
+            TrainSample(
+                sample_id=f"made-{number}",
+                token_ids=rng.integers(6, 200, length, dtype=np.int32),
+                loss_mask=mask,
+                rollout_logprobs=np.zeros(length, np.float32),
+                advantages=np.where(mask, np.float32(1 - 2 * (number % 2)), np.float32(0)),
+                weight_versions=(0,),
+            )
+        )
+    trainer = MegatronTrainer(config, folder)
+    scores = trainer.score(samples, "off", live_routing=True)
+    layout = trainer.row_layout
+    trainer.close()
+    done = []
+    for sample, score in zip(samples, scores, strict=True):
+        assert score.live_experts is not None
+        rows = ArrayRows(layout, sample.token_ids, score.live_experts.astype(layout.dtype))
+        done.append(replace(sample, rollout_logprobs=score.logprobs, routed_experts=rows))
+    return done
+
+
+def micro_batches(
+    samples: Sequence[TrainSample], config: RunConfig, folder: Path
+) -> list[MicroBatch]:
+    """The micro-batches that the trainer makes of ``samples``."""
+    trainer = MegatronTrainer(config, folder)
+    layout = trainer.row_layout
+    trainer.close()
+    plan = plan_micro_batches(
+        [fed_tokens(s) for s in samples],
+        token_budget=config.trainer.micro_batch_tokens,
+        alignment=ALIGNMENT,
+    )[0]
+    return [
+        lay_out(samples, chosen, index=i, layout=layout, alignment=ALIGNMENT, use_rows=False)
+        for i, chosen in enumerate(plan)
+    ]
+
+
+def _faster_experts(
+    folder: Path, config: RunConfig, batches: Sequence[MicroBatch], clip: tuple[float, float]
+) -> str:
+    """The experts implementation with the lowest CPU time of two steps, the first being warm-up."""
+    spent = {}
+    for experts in EXPERTS:
+        step = TransformersStep(folder, config, experts)
+        step.step(batches, clip)
+        started = time.process_time()
+        step.step(batches, clip)
+        spent[experts] = time.process_time() - started
+    return min(spent, key=lambda name: spent[name])
+
+
+def _rounds(
+    steps: Mapping[str, Step], num_rounds: int, report: Report
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """CPU and wall seconds of every step by name, after one round that is not counted."""
+    cpu: dict[str, list[float]] = {name: [] for name in steps}
+    wall: dict[str, list[float]] = {name: [] for name in steps}
+    names = list(steps)
+    for number in range(num_rounds + 1):
+        order = names[number % len(names) :] + names[: number % len(names)]
+        for name in reversed(order) if number % 2 else order:
+            cpu_before, wall_before = time.process_time(), time.perf_counter()
+            steps[name]()
+            if number:
+                cpu[name].append(time.process_time() - cpu_before)
+                wall[name].append(time.perf_counter() - wall_before)
+        if number:
+            seconds = ", ".join(f"{name} {cpu[name][-1]:.2f}" for name in names)
+            report(f"round {number}, CPU seconds: {seconds}")
+    return cpu, wall

@@ -1,0 +1,103 @@
+"""The cells of the stability study: which runs it is made of.
+
+The engine rounds weights to int4 and the trainer computes in float32, so a third of all
+(token, layer) sets of the starting policy differ between them. Everything else is the embedded
+training run made shorter. A cell is a method, a number of optimizer steps taken from one rollout
+(``num_mini_steps``: 1 is on-policy for the trainer, 4 is not) and a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+from agent_rl.config import (
+    AgentConfig,
+    AlgorithmConfig,
+    EngineConfig,
+    EvalConfig,
+    OptimConfig,
+    RoutingConfig,
+    RunConfig,
+    TrainConfig,
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is compared."""
+
+    title: str
+    loss: Literal["grpo", "gspo"]
+    replay: Literal["off", "r3"] = "off"
+    correction: Literal["none", "tis"] = "none"
+
+
+METHODS: Mapping[str, Method] = {
+    "grpo": Method("GRPO", "grpo"),
+    "grpo_tis": Method("GRPO + TIS", "grpo", correction="tis"),
+    "gspo": Method("GSPO", "gspo"),
+    "grpo_r3": Method("GRPO + R3", "grpo", replay="r3"),
+    "gspo_r3": Method("GSPO + R3", "gspo", replay="r3"),
+}
+MINI_STEPS = (1, 4)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all cells share."""
+
+    engine_dtype: Literal["bfloat16", "fp8_simulated", "int4_simulated"] = "int4_simulated"
+    steps: int = 30
+    groups_per_step: int = 16
+    group_size: int = 8
+    lr: float = 7e-4
+    num_eval: int = 192
+    num_seeds: int = 3
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run."""
+
+    method: str
+    num_mini_steps: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}-m{self.num_mini_steps}-s{self.seed}"
+
+    def config(self, setting: Setting, run_root: Path) -> RunConfig:
+        method = METHODS[self.method]
+        return RunConfig(
+            name=self.name,
+            seed=self.seed,
+            run_root=str(run_root),
+            agent=AgentConfig(max_turns=8, max_tokens=256),
+            engine=EngineConfig(dtype=setting.engine_dtype),
+            routing=RoutingConfig(replay=method.replay),
+            algorithm=AlgorithmConfig(
+                loss=method.loss,
+                correction=method.correction,
+                group_size=setting.group_size,
+                groups_per_step=setting.groups_per_step,
+                num_mini_steps=self.num_mini_steps,
+            ),
+            optim=OptimConfig(lr=setting.lr),
+            train=TrainConfig(
+                steps=setting.steps, save_every=setting.steps, keep_last=1, mismatch_every=0
+            ),
+            eval=EvalConfig(num_tasks=setting.num_eval),
+        )
+
+
+def cells(setting: Setting) -> list[Cell]:
+    """All cells, one seed after the other: a study that is stopped early compares whole seeds."""
+    return [
+        Cell(method, mini, seed)
+        for seed, mini, method in product(range(setting.num_seeds), MINI_STEPS, METHODS)
+    ]

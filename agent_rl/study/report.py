@@ -1,0 +1,108 @@
+"""The study's table, as Markdown and JSON, and its curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from agent_rl.study.cells import METHODS, MINI_STEPS, Setting
+from agent_rl.study.outcome import F2_ALARM, Outcome
+
+_COLOURS = {
+    "grpo": "#c0504d",
+    "grpo_tis": "#e3b98c",
+    "gspo": "#8064a2",
+    "grpo_r3": "#1f4e79",
+    "gspo_r3": "#6a8f3c",
+}
+_HEAD = (
+    "| mini-steps | method | seeds | held-out before | held-out after (each seed) | median after "
+    "| KL first 5 | KL last 5 | largest F(2) | collapsed |"
+)
+
+
+def of_kind(outcomes: Sequence[Outcome], method: str, num_mini_steps: int) -> list[Outcome]:
+    """The seeds of one row of the table."""
+    return [
+        o for o in outcomes if (o.cell.method, o.cell.num_mini_steps) == (method, num_mini_steps)
+    ]
+
+
+def markdown(outcomes: Sequence[Outcome]) -> str:
+    """One row a method and number of mini-steps, over the seeds that have finished."""
+    lines = [_HEAD, "|" + "---|" * (_HEAD.count("|") - 1)]
+    for mini in MINI_STEPS:
+        for name, method in METHODS.items():
+            seeds = of_kind(outcomes, name, mini)
+            if seeds:
+                lines.append(f"| {mini} | {method.title} | " + " | ".join(_columns(seeds)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _columns(seeds: Sequence[Outcome]) -> list[str]:
+    return [
+        str(len(seeds)),
+        f"{median(o.before for o in seeds):.3f}",
+        ", ".join(f"{o.after:.3f}" for o in seeds),
+        f"{median(o.after for o in seeds):.3f}",
+        f"{median(o.kl_first for o in seeds):.1e}",
+        f"{median(o.kl_last for o in seeds):.1e}",
+        f"{max(o.f2_max for o in seeds):.1e}",
+        f"{sum(o.collapsed for o in seeds)} of {len(seeds)}",
+    ]
+
+
+def to_json(outcomes: Sequence[Outcome]) -> dict[str, float | bool | str]:
+    """Flat keys ``<cell>_<figure>``."""
+    flat: dict[str, float | bool | str] = {"num_cells": len(outcomes)}
+    for o in outcomes:
+        for name in ("before", "after", "best_rate", "last_rate", "kl_first", "kl_last", "f2_max"):
+            flat[f"{o.cell.name}_{name}"] = getattr(o, name)
+        flat[f"{o.cell.name}_collapsed"] = o.collapsed
+    return flat
+
+
+def plot(outcomes: Sequence[Outcome], setting: Setting, file: Path) -> None:
+    """Training rate, KL and F(2) of every step; the median over seeds thick, each seed thin."""
+    figure = Figure(figsize=(12, 6.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(
+        f"Stability: {setting.engine_dtype} engine, float32 trainer, "
+        f"{setting.groups_per_step} x {setting.group_size} trajectories a step"
+    )
+    axes = figure.subplots(len(MINI_STEPS), 3, squeeze=False)
+    for row, mini in zip(axes, MINI_STEPS, strict=True):
+        for name, method in METHODS.items():
+            seeds = of_kind(outcomes, name, mini)
+            for axis, key in zip(row, ("resolve_rate", "kl", "f_2"), strict=True):
+                _lines(axis, seeds, key, _COLOURS[name], method.title)
+        noun = "mini-step" if mini == 1 else "mini-steps"
+        row[0].set(title=f"Training resolve rate, {mini} {noun}", ylim=(0, 1))
+        row[1].set(title="k3 KL(rollout ‖ old policy)", yscale="log")
+        row[2].set(title="F(2)")
+        row[2].set_yscale("symlog", linthresh=1e-4)
+        row[2].axhline(F2_ALARM, color="#888888", lw=0.8, ls=":")
+        for axis in row:
+            axis.grid(alpha=0.25)
+            axis.spines[["top", "right"]].set_visible(False)
+    for axis in axes[-1]:
+        axis.set_xlabel("step")
+    if outcomes:
+        axes[0][0].legend(fontsize=8, loc="lower right")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)
+
+
+def _lines(axis: Axes, seeds: Sequence[Outcome], key: str, colour: str, label: str) -> None:
+    series = [getattr(o.curve, key) for o in seeds]
+    for values, outcome in zip(series, seeds, strict=True):
+        axis.plot(outcome.curve.steps, values, color=colour, lw=0.6, alpha=0.4)
+    if series:
+        length = min(map(len, series))
+        middle = [median(values[i] for values in series) for i in range(length)]
+        axis.plot(seeds[0].curve.steps[:length], middle, color=colour, lw=1.8, label=label)
