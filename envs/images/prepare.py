@@ -25,8 +25,7 @@ from envs.sandbox.docker.sandbox import DockerSandbox
 log = logging.getLogger(__name__)
 
 _RECIPE = "2"  # goes up when prepared images must be made anew
-_BASELINE_LABEL = "agent-rl.baseline"
-PREPARED_LABEL = "agent-rl.prepared"
+PREPARED_LABEL = "agent-rl.baseline"  # its value is the tree that patches are taken against
 _REPOSITORY = "agent-rl/prepared"
 _STORE = "/var/lib/agent-rl/base.git"
 _HIDE_TIMEOUT_S = 120.0
@@ -67,8 +66,8 @@ class ImagePreparer:
             lock = self._locks.setdefault(name, threading.Lock())
         with lock:
             found = self._host.engine.find_image(name)
-            if found is not None and _BASELINE_LABEL in found.labels:
-                tree = found.labels[_BASELINE_LABEL]
+            if found is not None and PREPARED_LABEL in found.labels:
+                tree = found.labels[PREPARED_LABEL]
                 return PreparedImage(name, Baseline(task.repository, _STORE, tree))
             return self._make(task, name)
 
@@ -78,7 +77,7 @@ class ImagePreparer:
             hide_paths(sandbox, task.hidden_paths)
             hide_future(sandbox, task.repository, task.base, task.fix_ids)
             baseline = take_baseline(sandbox, task.repository, _STORE)
-            labels = {_BASELINE_LABEL: baseline.tree, PREPARED_LABEL: "1"}
+            labels = {PREPARED_LABEL: baseline.tree}
             self._host.engine.commit(sandbox.container_id, name, labels)
         except ImageMissingError as error:
             raise TaskError(f"image {task.image} cannot be prepared: {error}") from error
