@@ -14,6 +14,7 @@ from agent_rl.trainer.optimizer_state import MASTER, MOMENTS, states_of
 from agent_rl.trainer.weights import ParamMap
 
 # isort: split
+from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -25,6 +26,20 @@ class UpdateReport:
 
     grad_norm: float
     lr: float
+
+
+def _count_experts_in_the_norm(optimizer: MegatronOptimizer) -> None:
+    """Have every rank count the gradient of its experts in the norm that clips.
+
+    Megatron leaves out what tensor-parallel ranks other than the first hold without sharing it
+    out, and takes whole experts for such copies. They are not: each rank would clip by a norm of
+    its own, and copies of one weight would drift apart.
+    """
+    chained: Any = optimizer
+    for one in getattr(chained, "chained_optimizers", [chained]):
+        groups = one.optimizer.param_groups if one.optimizer is not None else []
+        if groups and all(group.get("is_expert_parallel", False) for group in groups):
+            one.tp_group = parallel_state.get_expert_tensor_parallel_group()
 
 
 class PolicyOptimizer:
@@ -62,6 +77,7 @@ class PolicyOptimizer:
             ),
             list(chunks),
         )
+        _count_experts_in_the_norm(self._optimizer)
         self._has_masters = dtype == torch.bfloat16
         parameters = [parameter for m in self._maps for parameter in m.parameters]
         self._held = states_of(self._optimizer, parameters, with_masters=self._has_masters)

@@ -15,7 +15,7 @@ Axis letters: E experts, H hidden width, I expert or MLP width, d head width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -52,7 +52,22 @@ def param_maps(model: Any, shape: ModelShape) -> list[ParamMap]:
     missed = [name for name, p in model.named_parameters() if id(p) not in covered]
     if missed:
         raise ConfigError([f"weights: no Hugging Face counterpart for {name}" for name in missed])
+    _mark_shared_out(maps, tp)
     return maps
+
+
+def _mark_shared_out(maps: Iterable[ParamMap], tp: Group) -> None:
+    """Mark what the tensor-parallel ranks share out, before an optimizer is made.
+
+    Megatron marks parameters where it initialises them, which it does not where every weight is
+    loaded. Without the mark the gradient norm takes them for copies and leaves out all parts but
+    the first rank's: clipping would depend on the layout.
+    """
+    for m in (m for m in maps if m.group is tp):
+        for parameter in m.parameters:
+            parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
+            parameter.partition_dim = m.axis  # type: ignore[attr-defined]
+            parameter.partition_stride = 1  # type: ignore[attr-defined]
 
 
 class _LayerMaps:
