@@ -173,6 +173,8 @@ class RolloutConfig:
     """What to do when group members fail."""
 
     max_retries: int = 2
+    retry_wait_s: float = 1.0  # before the first retry; doubled before each further one
+    retry_wait_max_s: float = 60.0
     min_valid_members: int = 2
     max_failure_fraction: float = 0.25  # of a step's trajectories; above it the run stops
     concurrency: int = 256

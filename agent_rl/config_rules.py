@@ -80,6 +80,8 @@ def _positive(config: RunConfig) -> Iterator[Fault]:
         "algorithm.entropy_weight": config.algorithm.entropy_weight,
         "algorithm.router_consistency_weight": config.algorithm.router_consistency_weight,
         "rollout.max_retries": config.rollout.max_retries,
+        "rollout.retry_wait_s": config.rollout.retry_wait_s,
+        "rollout.retry_wait_max_s": config.rollout.retry_wait_max_s,
         "optim.min_lr": config.optim.min_lr,
         "optim.weight_decay": config.optim.weight_decay,
         "optim.warmup_steps": config.optim.warmup_steps,

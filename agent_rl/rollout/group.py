@@ -1,6 +1,6 @@
 """A step's groups: bounded concurrency, deterministic seeds, failed members tried again.
 
-tasks ─▶ group_size members each ─▶ run_trajectory ─▶ failed? again, at most max_retries times
+tasks ─▶ group_size members each ─▶ run_trajectory ─▶ failed? wait, then again, max_retries times
                                                   └─▶ groups, in the order of the tasks
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
@@ -42,6 +43,13 @@ def member_seed(run_seed: int, step: int, task_id: str, repeat: int, member: int
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
+def retry_wait_s(limits: RolloutConfig, seed: int, attempt: int) -> float:
+    """Seconds before retry ``attempt`` (from 1): doubling, held below the limit, and shortened by
+    up to half at random, so that members which failed together do not return together."""
+    whole = min(limits.retry_wait_s * 2.0 ** (attempt - 1), limits.retry_wait_max_s)
+    return whole * random.Random(f"{seed}/{attempt}").uniform(0.5, 1.0)
+
+
 def _ignore(progress: CollectProgress) -> None:
     del progress
 
@@ -56,6 +64,7 @@ class GroupCollector:
             block, the work belongs in ``Env.reset``.
         executor: runs the environments' blocking calls; its size bounds the sandboxes in use.
         on_progress: told after every finished member and once at the end.
+        sleep: waits before a retry; a stand-in for tests.
     """
 
     generator: Generator
@@ -69,6 +78,7 @@ class GroupCollector:
     run_seed: int = 0
     temperature: float = 1.0
     on_progress: Callable[[CollectProgress], None] = _ignore
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def __post_init__(self) -> None:
         if self.cache is not None and self.cache.layout != self.generator.row_layout:
@@ -79,9 +89,7 @@ class GroupCollector:
                 ]
             )
 
-    async def __call__(
-        self, tasks: Sequence[Task], step: int, first_group: int = 0
-    ) -> list[Group]:
+    async def __call__(self, tasks: Sequence[Task], step: int, first_group: int = 0) -> list[Group]:
         """Roll out one group a task, in order, every member present; failed ones have no reward.
 
         Groups with too few valid members are returned too (counted as skipped in the last
@@ -135,7 +143,10 @@ class _Step:
         return f"step{self._step}/group{self._first_group + index}"
 
     async def member(self, task: Task, index: int, repeat: int, member: int) -> Trajectory:
-        """One member, rolled out again while it fails and retries are left."""
+        """One member, rolled out again while it fails and retries are left.
+
+        It waits in its slot: an overloaded daemon gets fewer requests then, not others instead.
+        """
         limits = self._collector.rollout
         seed = member_seed(self._collector.run_seed, self._step, task.task_id, repeat, member)
         async with self._slots:
@@ -144,6 +155,7 @@ class _Step:
             while trajectory.status is Status.FAILED and attempt < limits.max_retries:
                 attempt += 1
                 self._report(num_retries=self._progress.num_retries + 1)
+                await self._collector.sleep(retry_wait_s(limits, seed, attempt))
                 trajectory = await self._attempt(task, index, member, seed, attempt)
         trajectory.details["attempts"] = attempt + 1
         has_failed = trajectory.status is Status.FAILED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from agent_rl.config import AgentConfig, RolloutConfig
 from agent_rl.engines.scripted import ScriptedGenerator
 from agent_rl.errors import ConfigError, RolloutError
 from agent_rl.rollout.chat import CompactRenderer
-from agent_rl.rollout.group import CollectProgress, GroupCollector, member_seed
+from agent_rl.rollout.group import CollectProgress, GroupCollector, member_seed, retry_wait_s
 from agent_rl.types import Completion, GenerateRequest, Group, Status
 from envs.base import Env, Observation, Score, Task
 from envs.errors import InfrastructureError
@@ -57,9 +58,14 @@ def collect(
     progress: list[CollectProgress] | None = None,
     with_cache: bool = True,
     step: int = 3,
+    waits: list[float] | None = None,
 ) -> list[Group]:
     engine = generator or ScriptedGenerator(says(TOKENIZER, "submit"))
     seen = progress if progress is not None else []
+
+    async def sleep(seconds: float) -> None:
+        if waits is not None:
+            waits.append(seconds)
 
     async def work(executor: ThreadPoolExecutor) -> list[Group]:
         collector = GroupCollector(
@@ -73,6 +79,7 @@ def collect(
             executor=executor,
             run_seed=5,
             on_progress=seen.append,
+            sleep=sleep,
         )
         return await collector(tasks, step)
 
@@ -90,6 +97,25 @@ def test_a_failed_member_is_retried_then_excluded_not_scored() -> None:
     assert "429" in failed.error
     assert progress[-1] == CollectProgress(4, 4, num_failed=1, num_retries=2, num_skipped=0)
     assert all(env.num_closed == 1 for env in factory.envs)
+
+
+def test_retries_wait_longer_each_time_and_not_all_alike() -> None:
+    limits = RolloutConfig(max_retries=4, retry_wait_s=2.0, retry_wait_max_s=10.0)
+    waits: list[float] = []
+    collect(Factory([[1.0], [0.0], [PULL_ERROR] * 5, [0.0]]), rollout=limits, waits=waits)
+    assert len(waits) == 4
+    for wait, whole in zip(waits, (2.0, 4.0, 8.0, 10.0), strict=True):
+        assert whole / 2 <= wait <= whole
+    others = {retry_wait_s(limits, seed, 1) for seed in range(8)}
+    assert len(others) == 8
+    assert retry_wait_s(replace(limits, retry_wait_s=0.0), 1, 3) == 0.0
+    assert retry_wait_s(limits, 7, 2) == retry_wait_s(limits, 7, 2)
+
+
+def test_without_failures_nobody_waits() -> None:
+    waits: list[float] = []
+    collect(Factory([[1.0], [0.0], [0.0], [0.0]]), waits=waits)
+    assert waits == []
 
 
 def test_a_retry_that_works_counts_as_its_member() -> None:

@@ -32,7 +32,7 @@ LATE = InfrastructureError("the daemon answered after the deadline")
 Outcome = float | InfrastructureError
 CONFIG = RunConfig(
     algorithm=AlgorithmConfig(advantage="dr_grpo"),
-    rollout=RolloutConfig(max_retries=1, max_failure_fraction=0.75),
+    rollout=RolloutConfig(max_retries=1, retry_wait_s=0.0, max_failure_fraction=0.75),
 )
 
 
