@@ -21,7 +21,12 @@ class ReferencePolicy:
     """Copies what ``chunks`` hold now: parameters and buffers, so a router's bias too."""
 
     def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
-        self._held = [t for chunk in chunks for t in (*chunk.parameters(), *chunk.buffers())]
+        # By name: Megatron's data-parallel wrapper has another thing under ``buffers``.
+        self._held = [
+            tensor
+            for chunk in chunks
+            for _, tensor in (*chunk.named_parameters(), *chunk.named_buffers())
+        ]
         self._frozen = self._copy()
 
     @contextlib.contextmanager

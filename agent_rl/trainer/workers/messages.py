@@ -34,7 +34,6 @@ class Score:
 
     replay: Literal["off", "r3"]
     live_routing: bool = False
-    live_routing: bool = False
 
 
 @dataclass(frozen=True)

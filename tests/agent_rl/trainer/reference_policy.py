@@ -16,9 +16,16 @@ Weights = Mapping[str, torch.Tensor]
 
 
 def logits(
-    weights: Weights, shape: ModelShape, ids: torch.Tensor, rows: torch.Tensor | None = None
+    weights: Weights,
+    shape: ModelShape,
+    ids: torch.Tensor,
+    rows: torch.Tensor | None = None,
+    router_logits: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """``[T, V]`` of one sequence ``ids [T]``; ``rows [T, L, K]`` replaces the routers' choice."""
+    """``[T, V]`` of one sequence ``ids [T]``; ``rows [T, L, K]`` replaces the routers' choice.
+
+    ``router_logits`` is appended to: ``[T, E]`` a MoE layer.
+    """
     hidden = weights["model.embed_tokens.weight"][ids]
     for layer in range(shape.num_layers):
         prefix = f"model.layers.{layer}."
@@ -32,7 +39,7 @@ def logits(
         if layer in shape.moe_layers:
             slot = shape.moe_layers.index(layer)
             chosen = None if rows is None else rows[:, slot].long()
-            hidden = hidden + _experts(normed, get, shape, chosen)
+            hidden = hidden + _experts(normed, get, shape, chosen, router_logits)
         else:
             gate, up = normed @ get("mlp.gate_proj.weight").T, normed @ get("mlp.up_proj.weight").T
             hidden = hidden + (F.silu(gate) * up) @ get("mlp.down_proj.weight").T
@@ -49,8 +56,16 @@ def gates(scores: torch.Tensor, chosen: torch.Tensor, normalised: bool) -> torch
     return probabilities / probabilities.sum(-1, keepdim=True) if normalised else probabilities
 
 
-def _experts(x: torch.Tensor, get, shape: ModelShape, chosen: torch.Tensor | None) -> torch.Tensor:
+def _experts(
+    x: torch.Tensor,
+    get,
+    shape: ModelShape,
+    chosen: torch.Tensor | None,
+    router_logits: list[torch.Tensor] | None,
+) -> torch.Tensor:
     scores = x @ get("mlp.gate.weight").T
+    if router_logits is not None:
+        router_logits.append(scores)
     chosen = scores.topk(shape.moe_top_k).indices if chosen is None else chosen
     weight = gates(scores, chosen, shape.norm_topk_prob)
     projected = torch.einsum("th,eih->tei", x, get("mlp.experts.gate_up_proj"))
