@@ -173,8 +173,6 @@ class GroupedExperts(MegatronModule):
             )
             if config.perform_initialization and config.init_method is not None:
                 config.init_method(weight)
-            # False sends the gradient to the expert-data-parallel group instead.
-            weight.allreduce = config.expert_model_parallel_size == 1  # type: ignore[attr-defined]
             tensor_parallel.set_tensor_model_parallel_attributes(
                 weight, is_parallel=parts > 1, dim=split_axis, stride=1
             )

@@ -10,7 +10,7 @@ from agent_rl.config import TrainerConfig
 from agent_rl.trainer import parallel
 from agent_rl.trainer.batch import MicroBatch, fed_tokens, lay_out
 from agent_rl.trainer.grid import Part, packed_grid, padded_grid
-from agent_rl.trainer.plan import Plan, plan_micro_batches
+from agent_rl.trainer.plan import Plan, needs_equal_shapes, plan_micro_batches
 from agent_rl.types import TrainSample
 from routing_cache import RowLayout
 
@@ -22,11 +22,7 @@ _ALIGNMENT = 8  # whole widths are multiples of it: fewer distinct shapes to all
 
 @dataclass(frozen=True)
 class MicroBatcher:
-    """How one rank lays micro-batches out. Every rank plans for all and takes its own.
-
-    ``equal_shapes``: the all-gather dispatcher gathers tokens of expert-parallel ranks into one
-    tensor, so their micro-batches must be of one shape.
-    """
+    """How one rank lays micro-batches out. Every rank plans for all and takes its own."""
 
     layout: RowLayout
     layers: tuple[int, ...]  # global numbers of this rank's MoE layers
@@ -35,7 +31,7 @@ class MicroBatcher:
     part: Part
     rank: int  # among the data-parallel ones
     num_ranks: int
-    equal_shapes: bool
+    equal_shapes: bool  # see plan.needs_equal_shapes
     multiple_of: int  # micro-batches of a mini-batch: an interleaved pipeline fills its stages
 
     @classmethod
@@ -51,7 +47,7 @@ class MicroBatcher:
             part=parallel.own_part(config),
             rank=parallel_state.get_data_parallel_rank(),
             num_ranks=parallel_state.get_data_parallel_world_size(),
-            equal_shapes=config.token_dispatcher == "allgather" and config.expert_parallel > 1,
+            equal_shapes=needs_equal_shapes(config),
             multiple_of=config.pipeline_parallel if config.virtual_pipeline > 1 else 1,
         )
 
@@ -69,8 +65,9 @@ class MicroBatcher:
         Numbered from ``first_index``; ``loss_units`` are those keywords of ``lay_out``. Raises
         ``ReplayError`` for rows that are damaged or of another model.
         """
-        plan = self._plan([fed_tokens(samples[i]) for i in indices])
-        shapes = self._shapes(plan, [fed_tokens(samples[i]) for i in indices])
+        lengths = [fed_tokens(samples[i]) for i in indices]
+        plan = self._plan(lengths)
+        shape = self._shape(plan, lengths)
         return [
             lay_out(
                 samples,
@@ -81,7 +78,7 @@ class MicroBatcher:
                 part=self.part,
                 packed=self.packed,
                 alignment=_ALIGNMENT,
-                at_least=shapes[offset],
+                at_least=shape,
                 use_rows=use_rows,
                 **loss_units,  # type: ignore[arg-type]
             )
@@ -98,17 +95,15 @@ class MicroBatcher:
             packed=self.packed,
         )
 
-    def _shapes(self, plan: Plan, lengths: Sequence[int]) -> list[tuple[int, int]]:
-        """(rows, whole width) that each micro-batch is filled up to."""
+    def _shape(self, plan: Plan, lengths: Sequence[int]) -> tuple[int, int]:
+        """(rows, whole width) that every micro-batch is filled up to."""
         if not self.equal_shapes:
-            return [(1, 1)] * len(plan[self.rank])
+            return 1, 1
         make = packed_grid if self.packed else padded_grid
-        shapes: list[tuple[int, int]] = []
-        for same in zip(*plan, strict=True):  # one micro-batch of every rank
-            grids = [
-                make([lengths[i] for i in chosen], self.part, alignment=_ALIGNMENT)
-                for chosen in same
-            ]
-            rows = max(grid.num_rows for grid in grids)
-            shapes.append((rows, max(grid.width for grid in grids) * self.part.cp_size))
-        return shapes
+        grids = [
+            make([lengths[i] for i in chosen], self.part, alignment=_ALIGNMENT)
+            for batches in plan
+            for chosen in batches
+        ]
+        widest = max(grid.width for grid in grids) * self.part.cp_size
+        return max(grid.num_rows for grid in grids), widest

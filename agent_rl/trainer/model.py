@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from agent_rl.config import TrainerConfig
 from agent_rl.trainer import cpu_backend
 from agent_rl.trainer.layers import portable_block_spec
+from agent_rl.trainer.plan import needs_equal_shapes
 from agent_rl.trainer.shape import ModelShape
 
 # isort: split
@@ -17,6 +18,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import (
     MLATransformerConfig,
@@ -77,7 +79,13 @@ def transformer_config(shape: ModelShape, trainer: TrainerConfig) -> Transformer
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,
         calculate_per_token_loss=True,
-        variable_seq_lengths=True,
+        # Micro-batches have shapes of their own, which pipeline stages tell each other, unless
+        # they are all laid out alike: see MicroBatcher.
+        variable_seq_lengths=not needs_equal_shapes(trainer),
+        # Two stages of an interleaved pipeline are each other's next and previous one: only the
+        # unbatched exchange keeps activations and gradients apart.
+        overlap_p2p_comm=trainer.virtual_pipeline > 1,
+        batch_p2p_comm=trainer.virtual_pipeline == 1,
         cuda_graph_scope=[],
         params_dtype=dtype,
         pipeline_dtype=dtype,
@@ -182,10 +190,32 @@ def wrap_model(
 ) -> DistributedDataParallel:
     """Megatron's data-parallel wrapper, over its bf16 wrapper where the config asks for bf16."""
     inner = _in_bfloat16(model, config) if config.bf16 else model
+    _mark_experts(model)
     settings = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True, use_distributed_optimizer=distributed_optimizer
     )
     return DistributedDataParallel(config, settings, inner)
+
+
+def _mark_experts(model: GPTModel) -> None:
+    """Tell Megatron which ranks share an expert: those of the expert-data-parallel group.
+
+    Megatron takes experts for dense weights unless expert parallelism is on, and of a
+    tensor-parallel group counts only the first rank's in the gradient norm. Where tensor-parallel
+    ranks hold whole experts, under sequence parallelism, each saw tokens of its own: gradients and
+    then weights would drift apart, and with experts spread over those ranks some would be left
+    out of the norm.
+    """
+    dense = parallel_state.get_data_parallel_group(with_context_parallel=True).size()
+    experts = parallel_state.get_expert_data_parallel_group().size()
+    tensor_parallel = parallel_state.get_tensor_model_parallel_world_size() > 1
+    if dense == experts and not tensor_parallel:
+        return
+    for layer in (module for module in model.modules() if isinstance(module, MoELayer)):
+        for parameter in layer.experts.parameters():
+            # Gradients go to the expert-data-parallel group; every rank's count in its norm.
+            parameter.allreduce = False  # type: ignore[attr-defined]
+            parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
 
 
 def _in_bfloat16(model: GPTModel, config: TransformerConfig) -> Float16Module:

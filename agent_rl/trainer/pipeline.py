@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -72,18 +72,30 @@ class Pipeline:
             self._replay.bind_backward(output, batch.index)
             return output, partial(loss, batch)
 
-        iterators = [iter(batches) for _ in self.chunks]
-        with cpu_backend.quiet():
-            get_forward_backward_func()(
-                forward_step_func=forward_step,
-                data_iterator=iterators if len(iterators) > 1 else iterators[0],
-                model=list(self.chunks),
-                num_microbatches=len(batches),
-                # Where shapes vary the stages tell each other; these two are not read.
-                seq_length=max(batch.token_ids.shape[1] for batch in batches),
-                micro_batch_size=max(batch.token_ids.shape[0] for batch in batches),
-                forward_only=forward_only,
-            )
+        for alike in self._runs(batches):
+            iterators = [iter(alike) for _ in self.chunks]
+            rows, width = alike[0].token_ids.shape
+            with cpu_backend.quiet():
+                get_forward_backward_func()(
+                    forward_step_func=forward_step,
+                    data_iterator=iterators if len(iterators) > 1 else iterators[0],
+                    model=list(self.chunks),
+                    num_microbatches=len(alike),
+                    # Only read where all micro-batches are alike: otherwise stages tell theirs.
+                    seq_length=width * alike[0].part.cp_size,
+                    micro_batch_size=rows,
+                    forward_only=forward_only,
+                )
+
+    def _runs(self, batches: Sequence[MicroBatch]) -> list[list[MicroBatch]]:
+        """What one schedule takes: all, or where stages tell no shapes, those of one shape.
+
+        Mini-batches differ in theirs, and a forward-only pass may go over several of them.
+        """
+        config: Any = get_model_config(self.chunks[0])
+        if config.variable_seq_lengths:
+            return [list(batches)]
+        return [list(run) for _, run in groupby(batches, key=lambda b: b.token_ids.shape)]
 
     def zero_gradients(self) -> None:
         for chunk in self.chunks:

@@ -5,9 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from agent_rl.config import TrainerConfig
 from agent_rl.trainer.grid import aligned
 
 Plan = list[list[tuple[int, ...]]]  # by data-parallel rank: micro-batches of sample numbers
+
+
+def needs_equal_shapes(config: TrainerConfig) -> bool:
+    """Whether all micro-batches of a mini-batch must have one shape, on all ranks.
+
+    The all-gather dispatcher joins the tokens of expert-parallel ranks in one tensor; stages of an
+    interleaved pipeline cannot tell each other their shapes. Padding makes up the difference, so
+    packed sequences cost least there.
+    """
+    gathers = config.token_dispatcher == "allgather"
+    return gathers or config.virtual_pipeline > 1
 
 
 def plan_micro_batches(
