@@ -14,7 +14,7 @@ from agent_rl.assemble import Assembly, assemble
 from agent_rl.config import RunConfig
 from agent_rl.evaluate import evaluate, evaluation_from_json
 from agent_rl.loop import train_steps
-from agent_rl.metrics.alarm import alarm_text
+from agent_rl.metrics.alarm import alarm_text, ends_run
 from agent_rl.metrics.display import Display
 from agent_rl.metrics.plots import plot_run
 from agent_rl.metrics.sink import MetricsSink
@@ -100,8 +100,7 @@ class _TrainingRun:
         self._display.step_done(step, train.steps, metrics)
         if text := alarm_text(step, metrics):
             self._display.note(text)
-        alarmed = train.stop_on_alarm and metrics.get("alarm_f2", 0.0) >= 2
-        return alarmed or 0 < train.max_wall_s <= self._wall_s
+        return ends_run(metrics, train.stop_on_alarm) or 0 < train.max_wall_s <= self._wall_s
 
     def save_if_consistent(self) -> None:
         """Save the last completed step, unless the weights have moved on since."""

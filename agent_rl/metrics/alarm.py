@@ -16,6 +16,11 @@ def f2_alarm(f2: float) -> int:
     return 2 if f2 >= ALARM_AT else 1 if f2 >= WARN_AT else 0
 
 
+def ends_run(metrics: Mapping[str, float], stop_on_alarm: bool) -> bool:
+    """Whether a run that asked for it ends after a step with these metrics."""
+    return stop_on_alarm and metrics.get("alarm_f2", 0.0) >= 2
+
+
 def alarm_text(step: int, metrics: Mapping[str, float]) -> str:
     """What a person is told after ``step``; empty when all is well."""
     level = metrics.get("alarm_f2", 0.0)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agent_rl.config import RoutingConfig, RunConfig, TrainConfig
-from agent_rl.metrics.alarm import alarm_text, f2_alarm
+from agent_rl.metrics.alarm import alarm_text, ends_run, f2_alarm
 from agent_rl.metrics.probe import probe_mismatch
 from agent_rl.types import Floats, TrainSample
 from routing_cache import ArrayRows, RowLayout
@@ -124,3 +124,6 @@ def test_alarm_levels(f2: float, level: int) -> None:
     assert text.startswith(("", "warning: step 7", "ALARM: step 7")[level])
     assert bool(text) == bool(level)
     assert alarm_text(7, {}) == ""  # a step that trained nothing
+    assert ends_run({"f_2": f2, "alarm_f2": float(level)}, True) == (level == 2)
+    assert not ends_run({"f_2": f2, "alarm_f2": float(level)}, False)
+    assert not ends_run({}, True)

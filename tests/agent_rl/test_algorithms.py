@@ -1,0 +1,87 @@
+"""Keys of the objective: what is refused, what is only advised against."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent_rl.algorithms import CORRECTION_BOUNDS, advice, correction_bounds
+from agent_rl.config import AlgorithmConfig, EngineConfig, RoutingConfig, RunConfig
+from agent_rl.config_rules import check_rules
+
+
+def faults(routing: dict[str, object] | None = None, **algorithm: object) -> list[str]:
+    config = RunConfig(
+        algorithm=replace(AlgorithmConfig(), **algorithm),  # type: ignore[arg-type]
+        routing=replace(RoutingConfig(), **(routing or {})),  # type: ignore[arg-type]
+    )
+    return [key for key, _ in check_rules(config)]
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sft"])
+@pytest.mark.parametrize("replay", ["off", "r2", "r3", "mixed"])
+def test_every_loss_goes_with_every_replay_mode(loss: str, replay: str) -> None:
+    assert faults({"replay": replay}, loss=loss) == []
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key"),
+    [
+        ({"clip_low": 1.5}, "clip_low"),
+        ({"clip_low": -0.1}, "clip_low"),
+        ({"clip_high": -0.1}, "clip_high"),
+        ({"overlong_fraction": 1.1}, "overlong_fraction"),
+        ({"dynamic_sampling_rounds": -1}, "dynamic_sampling_rounds"),
+        ({"kl_weight": -1.0}, "kl_weight"),
+        ({"entropy_weight": -1.0}, "entropy_weight"),
+        ({"router_consistency_weight": -0.5}, "router_consistency_weight"),
+        # keys that the chosen setting would ignore
+        ({"loss": "sft", "clip_high": 0.2}, "clip_high"),
+        ({"loss": "sft", "correction": "tis"}, "correction"),
+        ({"correction_high": 2.0}, "correction_high"),
+        ({"correction_low": 0.5}, "correction_low"),
+        ({"correction": "tis", "correction_low": 0.5}, "correction_low"),
+        ({"correction": "icepop", "correction_low": 5.0}, "correction_high"),
+        ({"correction": "mis", "correction_high": 0.0}, "correction_high"),
+    ],
+)
+def test_what_is_out_of_range_or_would_be_ignored_is_refused(
+    algorithm: dict[str, object], key: str
+) -> None:
+    assert faults(**algorithm) == [f"algorithm.{key}"]
+
+
+@pytest.mark.parametrize("replay", ["off", "r2"])
+def test_router_consistency_needs_recorded_rows(replay: str) -> None:
+    wanted = ["algorithm.router_consistency_weight"]
+    assert faults({"replay": replay}, router_consistency_weight=0.5) == wanted
+
+
+@pytest.mark.parametrize(("replay", "refused"), [("mixed", 1), ("r3", 1), ("r2", 0), ("off", 0)])
+def test_modes_that_replay_rows_need_capture(replay: str, refused: int) -> None:
+    config = RunConfig(
+        engine=EngineConfig(capture_routing=False),
+        routing=RoutingConfig(replay=replay),  # type: ignore[arg-type]
+    )
+    assert [key for key, _ in check_rules(config)] == ["engine.capture_routing"] * refused
+
+
+def test_bounds_of_a_correction_are_its_own_unless_set() -> None:
+    for name, bounds in CORRECTION_BOUNDS.items():
+        config = AlgorithmConfig(correction=name)  # type: ignore[arg-type]
+        assert correction_bounds(config) == bounds
+    low = AlgorithmConfig(correction="icepop", correction_low=0.9)
+    assert correction_bounds(low) == (0.9, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("replay", "correction", "warned"),
+    [("r3", "tis", 1), ("mixed", "tis", 1), ("off", "tis", 0), ("r2", "tis", 0), ("r3", "mis", 0)],
+)
+def test_replay_with_truncated_importance_sampling_is_advised_against(
+    replay: str, correction: str, warned: int
+) -> None:
+    said = advice(replay, AlgorithmConfig(correction=correction))  # type: ignore[arg-type]
+    assert len(said) == warned
+    assert all("1.69" in text and "algorithm.correction=none" in text for text in said)
