@@ -28,7 +28,7 @@ typedef uint16_t words_vector __attribute__((vector_size(VECTOR_BYTES)));
 
 /* all_good_<name>(ids, count, limit): count is a multiple of the ids in one vector. */
 #define DEFINE_ALL_GOOD(name, element, vector, k)                                              \
-    FOR_EACH_CPU static int all_good_##name(const element *ids, Py_ssize_t count, element top) \
+    FOR_EACH_CPU static int all_good_##name(const char *ids, Py_ssize_t count, element top)    \
     {                                                                                          \
         enum { LANES = VECTOR_BYTES / sizeof(element) };                                       \
         vector rotate[k / 2], highest;                                                         \
@@ -42,7 +42,8 @@ typedef uint16_t words_vector __attribute__((vector_size(VECTOR_BYTES)));
             vector wrong = {0};                                                                \
             for (; at < stop; at += LANES) {                                                   \
                 vector set;                                                                    \
-                memcpy(&set, ids + at, VECTOR_BYTES);                                          \
+                /* Bytes, because an array from a file may lie at an odd address. */           \
+                memcpy(&set, ids + at * (Py_ssize_t)sizeof(element), VECTOR_BYTES);            \
                 wrong |= (vector)(set > highest);                                              \
                 for (int by = 0; by < k / 2; by++)                                             \
                     wrong |= (vector)(set == SHUFFLE(set, rotate[by]));                        \
@@ -65,15 +66,13 @@ DEFINE_ALL_GOOD(words_8, uint16_t, words_vector, 8)
 static int all_good(const char *ids, Py_ssize_t count, int width, int k, int top)
 {
     if (width == 1) {
-        const uint8_t *bytes = (const uint8_t *)ids;
-        return k == 2   ? all_good_bytes_2(bytes, count, (uint8_t)top)
-               : k == 4 ? all_good_bytes_4(bytes, count, (uint8_t)top)
-                        : all_good_bytes_8(bytes, count, (uint8_t)top);
+        return k == 2   ? all_good_bytes_2(ids, count, (uint8_t)top)
+               : k == 4 ? all_good_bytes_4(ids, count, (uint8_t)top)
+                        : all_good_bytes_8(ids, count, (uint8_t)top);
     }
-    const uint16_t *words = (const uint16_t *)ids;
-    return k == 2   ? all_good_words_2(words, count, (uint16_t)top)
-           : k == 4 ? all_good_words_4(words, count, (uint16_t)top)
-                    : all_good_words_8(words, count, (uint16_t)top);
+    return k == 2   ? all_good_words_2(ids, count, (uint16_t)top)
+           : k == 4 ? all_good_words_4(ids, count, (uint16_t)top)
+                    : all_good_words_8(ids, count, (uint16_t)top);
 }
 
 static PyObject *all_rows_good(PyObject *module, PyObject *args)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from routing_cache.digest import DEFAULT_KEY, Digester
-from routing_cache.errors import ConcurrencyError, RoutingCacheError
+from routing_cache.errors import ConcurrencyError, LayoutError, RoutingCacheError
 from routing_cache.lease import RowsLease
-from routing_cache.memory import RowStore, Segment, contiguous_from, overlay
+from routing_cache.memory import RowStore, Segment, contiguous_from, overlay_known
 from routing_cache.provenance import ConflictPolicy, DisagreementCounts, DisagreementMeter
 from routing_cache.radix_tree import TOKEN_BYTES, Node, NodeLru, RadixTree
 from routing_cache.routed_experts import RowLayout, as_token_ids
@@ -149,6 +149,7 @@ class RoutingCache:
         self.disagreements = DisagreementMeter(layout.num_moe_layers)
         self._trees: dict[int, RadixTree[RowIndex]] = {}
         self._sessions: dict[int, Session] = {}
+        self._token_bytes = 0  # of the open sessions
         self._guard = _Exclusive()
 
     def session(self, weight_version: int, *, engine: str = "local") -> Session:
@@ -161,6 +162,8 @@ class RoutingCache:
         ``token_ids`` is an int32 array, or ``bytes`` of little-endian int32 (fastest).
         """
         key = token_ids if isinstance(token_ids, bytes) else as_token_ids(token_ids).tobytes()
+        if len(key) % TOKEN_BYTES:
+            raise LayoutError("a key holds whole int32 token ids", got=f"{len(key)} bytes")
         with self.exclusive():
             if len(weight_versions) == 1:
                 (version,) = weight_versions
@@ -181,16 +184,16 @@ class RoutingCache:
         key = as_token_ids(token_ids).tobytes()
         with self.exclusive():
             segments = self.find_rows(key, weight_versions, 0)
-        num_rows = segments[-1].stop if segments else 0
-        return RowsLease(
-            self.layout,
-            tuple(segments),
-            key[num_rows * TOKEN_BYTES :],
-            len(key) // TOKEN_BYTES,
-            self.digester,
-            self.store,
-            {s.slab for s in segments},
-        )
+            num_rows = segments[-1].stop if segments else 0
+            return RowsLease(
+                self.layout,
+                tuple(segments),
+                key[num_rows * TOKEN_BYTES :],
+                len(key) // TOKEN_BYTES,
+                self.digester,
+                self.store,
+                {s.slab for s in segments},
+            )
 
     def retire(self, *, before: int) -> RetireReport:
         """Drop all versions below ``before`` that no lease or open session holds. Mutates.
@@ -220,7 +223,7 @@ class RoutingCache:
         return CacheStats(
             row_bytes=self.store.memory_bytes,
             spilled_bytes=self.store.spilled_bytes,
-            token_bytes=self._token_bytes(),
+            token_bytes=self._token_bytes,
             index_bytes=self.lru.num_bytes,
             budget_bytes=self.store.budget_bytes,
             num_sessions=len(self._sessions),
@@ -256,7 +259,7 @@ class RoutingCache:
 
     def held_bytes(self) -> int:
         """Bytes in memory: rows, digests, tokens and index."""
-        return self.store.memory_bytes + self._token_bytes() + self.lru.num_bytes
+        return self.store.memory_bytes + self._token_bytes + self.lru.num_bytes
 
     def save(self, path: Path) -> int:
         """Write all rows and tokens to ``path`` atomically; returns the size in bytes."""
@@ -302,15 +305,19 @@ class RoutingCache:
     def reserve(self, num_bytes: int) -> None:
         """Make room for ``num_bytes`` more; raises ``BudgetError``."""
         self.store.reserve(
-            num_bytes, lambda: self._token_bytes() + self.lru.num_bytes, self._evict_one
+            num_bytes, lambda: self._token_bytes + self.lru.num_bytes, self._evict_one
         )
 
     def note_session(self, session: Session) -> None:
         """Put an open session on the bill."""
         self._sessions[id(session)] = session
+        self._token_bytes += session.token_bytes - session.billed_bytes
+        session.billed_bytes = session.token_bytes
 
     def forget_session(self, session: Session) -> None:
-        self._sessions.pop(id(session), None)
+        if self._sessions.pop(id(session), None) is not None:
+            self._token_bytes -= session.billed_bytes
+            session.billed_bytes = 0
 
     def _match_one(self, key: bytes, version: int) -> Match:
         tree = self._trees.get(version)
@@ -347,7 +354,7 @@ class RoutingCache:
             segments = [s for step in path for s in step.payload.segments]
             if segments and segments[-1].stop > num_tokens:
                 segments = [s.clip(0, num_tokens) for s in segments if s.start < num_tokens]
-            merged = overlay(merged, segments)
+            merged = overlay_known(merged, segments, self.layout.missing)
             self.lru.touch(node)
         return best, merged
 
@@ -363,6 +370,3 @@ class RoutingCache:
         node.payload.segments = []
         self.lru.remove(node)
         return rows
-
-    def _token_bytes(self) -> int:
-        return sum(session.token_bytes for session in self._sessions.values())

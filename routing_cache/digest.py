@@ -51,7 +51,7 @@ class Digester:
     """Computes row digests for one layout and key. Immutable, safe to share between threads."""
 
     def __init__(self, layout: RowLayout, key: int = DEFAULT_KEY) -> None:
-        self.key = key
+        self.key = key & _MASK
         set_bytes = layout.moe_top_k * layout.dtype.itemsize
         size = _word_size(set_bytes)
         self._words_per_layer = set_bytes // size
@@ -127,9 +127,15 @@ def _product(words: NDArray[np.unsignedinteger], keys: Digests, out: Digests) ->
 
 def _mix(state: Digests, other: Digests) -> Digests:
     """Nonlinear, bijective in each argument: sums of digests then behave like random sums."""
+    # A difference in the top bits of ``state`` must reach every bit before ``other`` comes in:
+    # ``other`` may differ in few bits only, which an unscrambled ``state`` would hit too often.
     state ^= state >> _SHIFT_32
     state *= _MULTIPLIER_1
+    state ^= state >> _SHIFT_29
+    state *= _MULTIPLIER_2
+    state ^= state >> _SHIFT_32
     state ^= other
+    state *= _MULTIPLIER_1
     state ^= state >> _SHIFT_29
     state *= _MULTIPLIER_2
     state ^= state >> _SHIFT_32

@@ -144,6 +144,27 @@ def overlay(base: list[Segment], extra: list[Segment]) -> list[Segment]:
     return result
 
 
+def overlay_known(base: list[Segment], extra: list[Segment], missing: int) -> list[Segment]:
+    """As :func:`overlay`, but a missing row of ``base`` gives way to one that ``extra`` knows."""
+    if not extra or not any(s.has_missing for s in base):
+        return overlay(base, extra)
+    known = _known_parts(base, missing)
+    return overlay(overlay(overlay(known, _known_parts(extra, missing)), base), extra)
+
+
+def _known_parts(segments: list[Segment], missing: int) -> list[Segment]:
+    parts: list[Segment] = []
+    for segment in segments:
+        if not segment.has_missing:
+            parts.append(segment)
+            continue
+        known = segment.rows[:, 0, 0] != missing
+        edges = np.flatnonzero(np.diff(known, prepend=False, append=False)) + segment.start
+        bounds = edges.tolist()
+        parts += [segment.clip(a, b) for a, b in zip(bounds[::2], bounds[1::2], strict=True)]
+    return parts
+
+
 def contiguous_from(segments: list[Segment], position: int) -> list[Segment]:
     """The leading part of sorted ``segments`` that covers ``position`` onwards without a gap."""
     result: list[Segment] = []
@@ -155,6 +176,23 @@ def contiguous_from(segments: list[Segment], position: int) -> list[Segment]:
         result.append(segment.clip(position, segment.stop))
         position = segment.stop
     return result
+
+
+def join_neighbours(segments: Iterable[Segment]) -> list[Segment]:
+    """Segments whose rows lie side by side in memory as one, whoever made them."""
+    joined: list[Segment] = []
+    for segment in segments:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and last.slab is segment.slab
+            and last.offset + last.stop - last.start == segment.offset
+        ):
+            has_missing = last.has_missing or segment.has_missing
+            joined[-1] = last._replace(stop=segment.stop, has_missing=has_missing)
+        else:
+            joined.append(segment)
+    return joined
 
 
 class RowStore:
@@ -288,13 +326,14 @@ class RowStore:
             slab.digests = digests
 
     def spill_one(self) -> bool:
-        """Move the largest pinned, completed slab to a file; False when there is none."""
+        """Move the largest completed slab to a file, pinned ones first; False without any."""
         if self._spill_dir is None:
             return False
-        candidates = [s for s in self._slabs if s.pins and not s.open and not s.spilled]
+        candidates = [s for s in self._slabs if not s.open and not s.spilled and s.used]
         if not candidates:
             return False
-        self.spill(max(candidates, key=lambda slab: slab.rows.nbytes))
+        # One that nothing pins goes too: it can lie above a pinned node, where it is not evicted.
+        self.spill(max(candidates, key=lambda slab: (slab.pins > 0, slab.rows.nbytes)))
         return True
 
     def spill(self, slab: Slab) -> None:
@@ -302,14 +341,24 @@ class RowStore:
 
         Readers that took the array before go on with it; segments see the mapping. The file is
         unlinked at once, so that not even a killed process leaves it behind.
+
+        Raises:
+            BudgetError: the file could not be written; the slab stays in memory.
         """
         assert self._spill_dir is not None
-        self._spill_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self._spill_dir, suffix=".rows") as file:
-            used = np.ascontiguousarray(slab.rows[: slab.used])
-            file.write(used.data)
-            file.flush()
-            mapped = np.memmap(file.name, dtype=used.dtype, mode="r", shape=used.shape)
+        used = np.ascontiguousarray(slab.rows[: slab.used])
+        try:
+            self._spill_dir.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self._spill_dir, suffix=".rows") as file:
+                file.write(used.data)
+                file.flush()
+                mapped = np.memmap(file.name, dtype=used.dtype, mode="r", shape=used.shape)
+        except OSError as error:
+            raise BudgetError(
+                f"no room for new rows, and spilling failed: {error}",
+                got=f"{used.nbytes} bytes for {self._spill_dir}",
+                fix="free disk space, or release leases and close sessions",
+            ) from error
         self._files.track(mapped)
         # A plain attribute store: a reader sees the old array or the new one, both complete.
         slab.rows = mapped

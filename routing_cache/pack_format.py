@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from routing_cache.codec.header import check_size
 from routing_cache.errors import CodecError, LayoutError
 from routing_cache.provenance import Provenance
 from routing_cache.routed_experts import RowLayout
@@ -86,10 +87,11 @@ def check_blocks(layer_blocks: Sequence[int] | None, num_layers: int) -> tuple[i
 
 def write_header(tables: Tables) -> bytes:
     layout = tables.layout
-    origins = list(dict.fromkeys(atom.origin for atom in tables.atoms))
-    names = json.dumps(origins).encode()
+    origins = dict.fromkeys(atom.origin for atom in tables.atoms)
+    numbers = {origin: number for number, origin in enumerate(origins)}
+    names = json.dumps(list(origins)).encode()
     atoms = np.array(
-        [(a.start, a.num_rows, origins.index(a.origin), a.has_missing) for a in tables.atoms],
+        [(a.start, a.num_rows, numbers[a.origin], a.has_missing) for a in tables.atoms],
         _ATOM_DTYPE,
     )
     samples = np.array(
@@ -173,6 +175,7 @@ def parse_tables(header: bytes) -> Tables:
     names = cursor.take(names_bytes, np.dtype("u1")).tobytes()
     try:
         layout = RowLayout(hidden, moe_layers, experts, top_k)
+        check_size(layout)
         check_blocks(blocks[:-1], num_moe)
     except LayoutError as error:
         raise CodecError(f"the header names an impossible model: {error}") from error
@@ -193,7 +196,7 @@ def _parse_origins(names: bytes) -> list[Provenance]:
     try:
         items = json.loads(names)
         origins = [Provenance(str(e), int(v), kind) for e, v, kind in items]
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise CodecError(f"the provenance table is damaged: {error}") from error
     if any(origin.kind not in ("decode", "prefill") for origin in origins):
         raise CodecError("unknown kind of provenance", got=origins[:4])

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -41,7 +42,7 @@ class EngineForm:
 class ReplyRows:
     """Canonical rows ``[R, L, K]`` of tokens ``[start, start + R)``.
 
-    Ids out of range became the missing mark; :meth:`Session.record` judges the rows.
+    Ids out of range are still in there; :meth:`Session.record` judges the rows.
     """
 
     rows: Rows
@@ -121,6 +122,10 @@ def read_flat(
     if form is not None:
         widths = [form.num_layers]
     total = num_tokens - 1
+    if not data and total == requested_start:
+        # Nothing was fed that is not known already; no width can be told from no bytes.
+        empty = np.empty((0, layout.num_moe_layers, layout.moe_top_k), layout.dtype)
+        return ReplyRows(empty, requested_start)
     readings: list[tuple[int, int]] = []
     for width in widths:
         row_bytes = width * layout.moe_top_k * item.itemsize
@@ -176,6 +181,7 @@ def find_sglang_field(reply: Mapping[str, object]) -> str | bytes:
     Raises:
         PayloadError: absent, or one value for several choices.
     """
+    _check_reply(reply)
     choices = reply.get("choices")
     if isinstance(choices, Sequence) and len(cast("Sequence[object]", choices)) > 1:
         raise PayloadError(
@@ -194,6 +200,15 @@ def find_sglang_field(reply: Mapping[str, object]) -> str | bytes:
         fix="start SGLang with --enable-return-routed-experts and send "
         "return_routed_experts=true; a streamed reply has it in the last chunk only",
     )
+
+
+def _check_reply(reply: object) -> None:
+    if not isinstance(reply, Mapping):
+        raise PayloadError(
+            "a reply is a JSON object",
+            got=type(reply).__name__,
+            expected="one reply; a batch is a list of them",
+        )
 
 
 def _holders(reply: Mapping[str, object]) -> list[Mapping[str, object]]:
@@ -238,6 +253,7 @@ def vllm_reply_array(
     Raises:
         PayloadError, LayoutError: no rows, or parts that do not fit each other or the model.
     """
+    _check_reply(reply)
     parts = [
         vllm_array(reply[name], max_bytes)
         for name in ("prompt_routed_experts", "routed_experts")
@@ -332,10 +348,7 @@ def vllm_array(value: object, max_bytes: int = DEFAULT_MAX_BYTES) -> NDArray[np.
     elif isinstance(value, np.ndarray):
         array = cast("NDArray[Any]", value)
     elif isinstance(value, list):
-        try:
-            array = np.array(cast("list[Any]", value))
-        except (ValueError, OverflowError) as error:
-            raise PayloadError(f"routed_experts is a ragged list: {error}") from error
+        array = _nested_list(cast("list[object]", value))
     else:
         raise PayloadError("routed_experts is no array", got=type(value).__name__)
     if array.ndim != 3 or array.dtype.name not in _DTYPES:
@@ -347,7 +360,31 @@ def vllm_array(value: object, max_bytes: int = DEFAULT_MAX_BYTES) -> NDArray[np.
     return array
 
 
+def _nested_list(value: list[object]) -> NDArray[np.integer]:
+    """``[R, layers, K]`` from lists of lists of lists of integers, checked before numpy sees them.
+
+    numpy would make one array of whatever it finds: one long string among many short ones takes
+    the product of both in memory.
+    """
+    levels: list[list[Any]] = [value]
+    lengths = [len(value)]
+    for _ in range(2):
+        inner = levels[-1]
+        if not inner or set(map(type, inner)) != {list} or len(set(map(len, inner))) != 1:
+            raise PayloadError("routed_experts is a ragged list or none of three levels")
+        lengths.append(len(inner[0]))
+        levels.append(list(chain.from_iterable(inner)))
+    ids = levels[-1]
+    if not ids or set(map(type, ids)) != {int}:
+        raise PayloadError("routed_experts holds something else than integers")
+    try:
+        return np.fromiter(ids, np.int64, len(ids)).reshape(lengths)
+    except OverflowError as error:
+        raise PayloadError(f"routed_experts holds an impossible id: {error}") from error
+
+
 _NPY_DESCR = re.compile(rb"'descr': *'([<>|=]?[iu][1248])'")
+_MAX_ARRAY_BYTES = (1 << 63) - 1
 _NPY_ORDER = re.compile(rb"'fortran_order': *False")
 _NPY_SHAPE = re.compile(rb"'shape': *\(([0-9]{1,12}(?:, *[0-9]{1,12}){0,7},?) *\)")
 
@@ -377,7 +414,10 @@ def read_npy(data: bytes, max_bytes: int = DEFAULT_MAX_BYTES) -> NDArray[Any]:
     dtype = np.dtype(descr[1].decode())
     lengths = [int(length) for length in shape[1].split(b",") if length.strip()]
     payload = memoryview(data)[end:]
-    if len(payload) > max_bytes or math.prod(lengths) * dtype.itemsize != len(payload):
+    claimed = math.prod(lengths) * dtype.itemsize
+    # The lengths beside a zero are bounded too: numpy refuses a shape it could never hold.
+    too_long = math.prod(max(n, 1) for n in lengths) * dtype.itemsize > _MAX_ARRAY_BYTES
+    if len(payload) > max_bytes or claimed != len(payload) or too_long:
         raise PayloadError(
             "the .npy file does not hold what its header says",
             got=f"{len(payload)} bytes",

@@ -19,6 +19,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from routing_cache.cache import RoutingCache
+from routing_cache.codec.header import check_size
 from routing_cache.errors import BudgetError, CodecError, LayoutError
 from routing_cache.memory import Segment, Slab
 from routing_cache.provenance import ConflictPolicy, Kind, Provenance
@@ -155,13 +156,14 @@ def _describe(
     nodes: list[Node[RowIndex]], ages: dict[Node[RowIndex], int], origins: list[Provenance]
 ) -> list[object]:
     numbers = {id(node): number for number, node in enumerate(nodes)}
+    origin_numbers = {origin: number for number, origin in enumerate(origins)}
     return [
         [
             numbers.get(id(node.parent), -1),
             len(node.edge) // TOKEN_BYTES,
             ages[node],
             [
-                [s.start, s.stop - s.start, origins.index(s.provenance), int(s.has_missing)]
+                [s.start, s.stop - s.start, origin_numbers[s.provenance], int(s.has_missing)]
                 for s in node.payload.segments
             ],
         ]
@@ -224,7 +226,7 @@ def _read_index(file: BinaryIO, size: int) -> _Index:
         raise CodecError("the index is larger than the file", got=index_bytes, expected=size)
     try:
         return _parse_index(file.read(index_bytes))
-    except (ValueError, TypeError, KeyError, RecursionError, LayoutError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, LayoutError) as error:
         raise CodecError(f"the index is no index of a routing cache: {error!r}") from error
 
 
@@ -235,6 +237,8 @@ def _parse_index(text: bytes) -> _Index:
         Provenance(str(engine), int(version), _kind(kind))
         for engine, version, kind in cast("list[tuple[str, int, str]]", data["origins"])
     )
+    layout = RowLayout(int(hidden), tuple(layers), int(experts), int(top_k))
+    check_size(layout)
     policy = str(data["conflict_policy"])
     if policy not in ("first", "latest"):
         raise ValueError(f"conflict_policy {policy}")
@@ -243,7 +247,7 @@ def _parse_index(text: bytes) -> _Index:
         for version, nodes in cast("list[tuple[int, list[list[object]]]]", data["versions"])
     )
     return _Index(
-        RowLayout(hidden, tuple(layers), experts, top_k),
+        layout,
         policy,
         int(cast("int", data["digest_key"])),
         bool(data["with_digests"]),
@@ -326,7 +330,8 @@ def _read_segment(
 
 
 def _read_exactly(file: BinaryIO, num_bytes: int) -> bytes:
-    data = file.read(num_bytes) if num_bytes >= 0 else b""
-    if len(data) != num_bytes:
-        raise CodecError("the file is cut short", got=len(data), expected=num_bytes)
-    return data
+    # Looked at first: read() allocates what it is asked for, whatever the file holds.
+    left = os.fstat(file.fileno()).st_size - file.tell()
+    if not 0 <= num_bytes <= left:
+        raise CodecError("the file is cut short", got=left, expected=num_bytes)
+    return file.read(num_bytes)

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from routing_cache.errors import RowCountError
 from routing_cache.routed_experts import Mask, Rows
 
 ConflictPolicy = Literal["first", "latest"]
@@ -33,14 +34,24 @@ class RoleSpan(NamedTuple):
     stop: int
 
 
-def role_codes(spans: Iterable[RoleSpan], start: int, stop: int) -> NDArray[np.int8]:
-    """Index into ``ROLES`` of each token in ``[start, stop)``; later spans win, default prompt."""
-    codes = np.zeros(stop - start, np.int8)
-    for span in spans:
-        low, high = max(span.start, start), min(span.stop, stop)
-        if low < high:
-            codes[low - start : high - start] = ROLES.index(span.role)
-    return codes
+def check_roles(spans: Iterable[RoleSpan], num_tokens: int) -> None:
+    """Refuse spans of unknown roles or outside a session of ``num_tokens``.
+
+    Raises:
+        RowCountError: see :meth:`Session.record`.
+    """
+    for role, start, stop in spans:
+        if role not in ROLES or not 0 <= start <= stop <= num_tokens:
+            raise RowCountError(
+                "an impossible role span",
+                got=(role, start, stop),
+                expected=f"one of {ROLES}, 0 <= start <= stop <= {num_tokens}",
+            )
+
+
+def role_code(role: Role) -> int:
+    """Index into ``ROLES``."""
+    return ROLES.index(role)
 
 
 @dataclass(frozen=True)

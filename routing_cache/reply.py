@@ -5,6 +5,7 @@ Pure functions over segments; :class:`~routing_cache.session.Session` carries ou
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +13,9 @@ from numpy.typing import NDArray
 
 from routing_cache.digest import Digester, Digests
 from routing_cache.errors import RowCountError
-from routing_cache.memory import Segment, clip_all
+from routing_cache.memory import Segment, clip_all, join_neighbours
 from routing_cache.provenance import Comparison, ConflictPolicy, compare_rows
-from routing_cache.routed_experts import RowLayout, Rows, TokenIds
+from routing_cache.routed_experts import Mask, RowLayout, Rows, TokenIds
 from routing_cache.row_check import check_rows
 
 
@@ -135,22 +136,24 @@ def plan_overlap(
 
     A row that only one side knows wins over a missing one, whatever the policy.
     """
-    replaced: list[tuple[int, int]] = []
-    comparisons: list[Found] = []
-    for stored in clip_all(own, reply.start, reply.stop):
-        comparison = compare_rows(stored.rows, reply.cut(stored.start, stored.stop), missing)
-        comparisons.append(Found(comparison, stored.start))
-        if comparison.changed_rows is None:
-            continue
-        if policy == "first":
-            wins = comparison.old_missing
-        elif comparison.new_missing is None:
-            wins = comparison.changed_rows
-        else:
-            wins = comparison.changed_rows & ~comparison.new_missing
-        if wins is not None:
-            replaced += [(stored.start + a, stored.start + b) for a, b in true_runs(wins)]
-    return replaced, comparisons
+    runs = join_neighbours(clip_all(own, reply.start, reply.stop))
+    if not runs:
+        return [], []
+    # One comparison, however many pieces earlier answers left: a call for each costs far more.
+    start, stop = runs[0].start, runs[-1].stop
+    stored = runs[0].rows if len(runs) == 1 else np.concatenate([run.rows for run in runs])
+    comparison = compare_rows(stored, reply.cut(start, stop), missing)
+    found = [Found(comparison, start)]
+    if comparison.changed_rows is None:
+        return [], found
+    if policy == "first":
+        wins = comparison.old_missing
+    elif comparison.new_missing is None:
+        wins = _bridge(comparison.changed_rows, ~comparison.changed_rows)
+    else:
+        wins = _bridge(comparison.changed_rows & ~comparison.new_missing, ~comparison.changed_rows)
+    replaced = [] if wins is None else true_runs(wins)
+    return [(start + a, start + b) for a, b in replaced], found
 
 
 def plan_new(
@@ -172,15 +175,52 @@ def plan_new(
         for part in _cut_at(segment, reply.prefill_end):
             comparison = compare_rows(part.rows, reply.cut(part.start, part.stop), missing)
             comparisons.append(Found(comparison, part.start))
-            fills = comparison.old_missing is not None and comparison.new_missing is None
             is_prompt = part.start < reply.prefill_end
-            shares = comparison.identical or (is_prompt and policy == "first" and not fills)
-            publish = fills or policy == "latest"
-            pieces.append(Piece(part.start, part.stop, part if shares else None, publish))
+            for source, a, b in _sources(comparison, policy, len(part.rows), is_prompt=is_prompt):
+                start, stop = part.start + a, part.start + b
+                shared = part.clip(start, stop) if source == _SHARED else None
+                pieces.append(Piece(start, stop, shared, source == _PUBLISHED))
         position = segment.stop
     if position < reply.stop:
         pieces.append(Piece(position, reply.stop, None, True))
     return pieces, comparisons
+
+
+_SHARED, _PRIVATE, _PUBLISHED = 0, 1, 2
+
+
+def _sources(
+    comparison: Comparison, policy: ConflictPolicy, num_rows: int, *, is_prompt: bool
+) -> list[tuple[int, int, int]]:
+    """(source, start, stop) of runs of rows: the sibling's, or the reply's, published or not.
+
+    Whatever the policy, a row that only one side knows comes from that side.
+    """
+    if comparison.identical:
+        return [(_SHARED, 0, num_rows)]
+    own = _PUBLISHED if policy == "latest" else _PRIVATE
+    usual = _SHARED if is_prompt and policy == "first" else own
+    if comparison.old_missing is None and comparison.new_missing is None:
+        return [(usual, 0, num_rows)]
+    source = np.full(num_rows, usual, np.int8)
+    if comparison.old_missing is not None:
+        source[comparison.old_missing] = _PUBLISHED
+    if comparison.new_missing is not None:
+        source[comparison.new_missing] = _SHARED
+    edges = [0, *(np.flatnonzero(np.diff(source)) + 1).tolist(), num_rows]
+    return [(int(source[a]), a, b) for a, b in pairwise(edges)]
+
+
+_MAX_BRIDGED_ROWS = 64
+
+
+def _bridge(wins: Mask, equal: Mask) -> Mask:
+    """``wins`` with short gaps of equal rows filled: many small segments cost more than copies."""
+    bridged = wins.copy()
+    for a, b in true_runs(equal & ~wins):
+        if b - a <= _MAX_BRIDGED_ROWS and a > 0 and b < len(wins) and wins[a - 1] and wins[b]:
+            bridged[a:b] = True
+    return bridged
 
 
 def _cut_at(segment: Segment, position: int) -> list[Segment]:

@@ -105,6 +105,10 @@ class RowLayout:
         Raises:
             LayoutError: any other width, another K, another rank, or not an integer dtype.
         """
+        if not isinstance(rows, np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise LayoutError(
+                "routing rows must be an array", got=type(rows).__name__, expected="[T, L, K]"
+            )
         shape = rows.shape
         widths = {self.num_hidden_layers, self.num_moe_layers}
         if len(shape) != 3 or shape[2] != self.moe_top_k or shape[1] not in widths:
@@ -123,7 +127,10 @@ class RowLayout:
         return rows[:, self._moe_index]
 
     def narrow(self, rows: NDArray[np.integer]) -> Rows:
-        """``rows`` in this layout's dtype, C-contiguous; ids out of range become the missing mark.
+        """``rows`` in this layout's dtype, C-contiguous; ids out of range stay so.
+
+        An engine's own mark of an unknown id (-1, or the largest value of an unsigned dtype)
+        becomes the missing mark.
 
         Raises:
             LayoutError: the incoming dtype is too narrow for this many experts, so that ids have
@@ -142,6 +149,12 @@ class RowLayout:
         outside = (rows < 0) | (rows >= self.num_experts)
         if outside.any():
             narrow[outside] = self.missing
+            # Only engines' own marks for an unknown id say missing; any other id is damage, and
+            # stays out of range where a value is left for that.
+            if self.num_experts < self.missing:
+                known_marks = (rows == -1) | (rows == np.iinfo(rows.dtype).max)
+                known_marks |= (rows == 255) | (rows == 65535)
+                narrow[outside & ~known_marks] = self.num_experts
         return np.ascontiguousarray(narrow)
 
     def canonical(self, rows: NDArray[np.integer]) -> Rows:
@@ -169,7 +182,12 @@ def as_token_ids(token_ids: object) -> TokenIds:
     Raises:
         LayoutError: not one-dimensional, not integers, or out of int32.
     """
-    ids = np.asarray(token_ids)
+    try:
+        ids = np.asarray(token_ids)
+    except ValueError as error:
+        raise LayoutError(
+            f"token ids must be a vector of integers: {error}", expected="int32 [T]"
+        ) from error
     if ids.dtype == _INT32 and ids.ndim == 1 and ids.flags.c_contiguous:
         return ids
     if ids.size == 0 and ids.ndim == 1:

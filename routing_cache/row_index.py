@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from routing_cache.memory import Segment, overlay
 
 
@@ -30,12 +28,14 @@ class RowIndex:
         """The node has new tokens, whose rows are not known yet. Mutates."""
         self.prefix_known = False
 
-    def put(self, segment: Segment) -> None:
-        """Make ``segment`` the known rows of its range, replacing what it covers. Mutates."""
-        if not self.segments or self.segments[-1].stop <= segment.start:
-            self.segments.append(segment)
+    def put(self, segments: list[Segment]) -> None:
+        """Make sorted ``segments`` the known rows of their ranges, over what was there. Mutates."""
+        if not segments:
+            return
+        if not self.segments or self.segments[-1].stop <= segments[0].start:
+            self.segments.extend(segments)
         else:
-            self.segments = overlay([segment], self.segments)
+            self.segments = overlay(segments, self.segments)
 
     def known_until(self, position: int) -> int:
         """End of the rows that follow ``position`` without a gap."""
@@ -48,7 +48,3 @@ class RowIndex:
     def is_pinned(self) -> bool:
         """Whether an open session or a lease needs any of the slabs in here."""
         return any(s.slab.pins for s in self.segments)
-
-    def extend(self, segments: Iterable[Segment]) -> None:
-        """Append segments that follow everything in here. Mutates."""
-        self.segments.extend(segments)

@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from routing_cache.errors import ClosedError, RowCountError
+from routing_cache.errors import BudgetError, ClosedError, RowCountError
 from routing_cache.lease import RowsLease
 from routing_cache.memory import Segment, Slab, SlabWriter, clip_all, overlay
-from routing_cache.provenance import Comparison, Provenance, RoleSpan, role_codes
-from routing_cache.radix_tree import TOKEN_BYTES, Position, RadixTree, common_prefix_bytes
+from routing_cache.provenance import Comparison, Provenance, RoleSpan, check_roles, role_code
+from routing_cache.radix_tree import (
+    NODE_BYTES,
+    TOKEN_BYTES,
+    Position,
+    RadixTree,
+    common_prefix_bytes,
+)
 from routing_cache.reply import Found, Reply, check_start, plan_new, plan_overlap, read_reply
 from routing_cache.routed_experts import TokenIds, as_token_ids
 from routing_cache.row_index import RowIndex
@@ -41,7 +47,8 @@ class Session:
         self.weight_version = weight_version
         self._tokens = bytearray()  # int32
         self._segments: list[Segment] = []
-        self._roles: list[RoleSpan] = []
+        self._roles = bytearray()  # a role code a token
+        self.billed_bytes = 0  # of token_bytes, kept by the cache
         self._pinned: set[Slab] = set()
         self._writer = SlabWriter(cache.store)
         self._cursor: Position[RowIndex] | None = None
@@ -68,8 +75,8 @@ class Session:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of the token buffer."""
-        return len(self._tokens)
+        """Bytes of the token buffer, a byte a token for its role included."""
+        return len(self._tokens) + len(self._roles)
 
     def adopt(self, token_ids: object, *, weight_versions: Collection[int] | None = None) -> int:
         """Set the session's tokens to ``token_ids`` and take over the rows the tree knows.
@@ -77,20 +84,25 @@ class Session:
         Tokens that extend the session are appended; when they leave it (history was rendered
         anew), the session forks at the true common prefix and keeps the rows before it. Returns
         ``num_rows``. Lookups see ``weight_versions``, by default only the session's own. Mutates.
+
+        Raises:
+            LayoutError: no vector of int32 token ids. Nothing changed.
+            BudgetError: no room for the tokens. Nothing changed.
         """
         with self._cache.exclusive():
             self._check_open()
             key = as_token_ids(token_ids).tobytes()
             common = common_prefix_bytes(key, 0, bytes(self._tokens)) // TOKEN_BYTES
             first_time = not self._tokens
+            added = len(key) // TOKEN_BYTES - self.num_tokens
+            self._cache.reserve(max(0, added) * (TOKEN_BYTES + 1))
             if common < self.num_tokens:
                 self._truncate(common)
                 self._cache.counters.forks += 1
             known = self.num_tokens
             self._tokens += key[known * TOKEN_BYTES :]
-            if known < self.num_tokens:
-                role = "prompt" if first_time else "tool"
-                self._roles.append(RoleSpan(role, known, self.num_tokens))
+            role = role_code("prompt" if first_time else "tool")
+            self._roles += bytes([role]) * (self.num_tokens - known)
             versions = {self.weight_version} if weight_versions is None else weight_versions
             before = self.num_rows
             found = self._cache.find_rows(key, versions, before)
@@ -128,14 +140,17 @@ class Session:
             role_spans: whose tokens these are, absolute; by default derived from ``num_prefill``.
 
         Raises:
-            RowCountError: a gap before ``start``, or too few or too many rows. Nothing changed.
+            RowCountError: a gap before ``start``, too few or too many rows, or impossible
+                ``role_spans``. Nothing changed.
             LayoutError: rows of another model. Nothing changed.
             BudgetError: no room. Nothing changed.
         """
         with self._cache.exclusive():
             self._check_open()
             new_key = as_token_ids(new_token_ids).tobytes()
+            check_roles(role_spans, self.num_tokens + len(new_key) // TOKEN_BYTES)
             if rows is None:
+                self._cache.reserve(_buffer_bytes(new_key))
                 self._append_tokens(new_key, start + num_prefill, role_spans)
                 self.weight_version = max(self.weight_version, weight_version)
                 self._cache.counters.replies_without_rows += 1
@@ -156,17 +171,23 @@ class Session:
             self._store(reply, new_key, role_spans)
 
     def branch(self, at: int) -> Session:
-        """A new session with the first ``at`` tokens and their rows, shared. Mutates the cache."""
+        """A new session with the first ``at`` tokens and their rows, shared. Mutates the cache.
+
+        Raises:
+            RowCountError: ``at`` lies outside the session.
+            BudgetError: no room for a copy of the tokens.
+        """
         with self._cache.exclusive():
             self._check_open()
             if not 0 <= at <= self.num_tokens:
                 raise RowCountError(
                     "cannot branch outside the session", got=at, expected=f"0 to {self.num_tokens}"
                 )
+            self._cache.reserve(at * (TOKEN_BYTES + 1))
             twin = Session(self._cache, self.weight_version, self.engine)
             twin._tokens = self._tokens[: at * TOKEN_BYTES]
             twin._segments = clip_all(self._segments, 0, at)
-            twin._roles = [r._replace(stop=min(r.stop, at)) for r in self._roles if r.start < at]
+            twin._roles = self._roles[:at]
             twin._pin(twin._segments)
             self._cache.note_session(twin)
             return twin
@@ -194,7 +215,7 @@ class Session:
         self._cache.store.unpin(self._pinned)
         self._cache.forget_session(self)
         self._pinned, self._segments, self._cursor = set(), [], None
-        self._tokens = bytearray()
+        self._tokens, self._roles = bytearray(), bytearray()
 
     def __enter__(self) -> Session:
         return self
@@ -216,17 +237,17 @@ class Session:
         self._pin([p.shared for p in pieces if p.shared is not None])
         num_own = sum(p.stop - p.start for p in pieces if p.shared is None)
         num_own += sum(b - a for a, b in replaced)
-        cache.reserve(self._writer.bytes_needed(num_own) + 2 * len(new_key))
+        self._reserve(reply.weight_version, num_own, new_key)
         # Nothing was changed so far, and nothing below can be refused.
         self._append_tokens(new_key, reply.prefill_end, role_spans)
         for comparison, at in overlap + found:
             self._count(comparison, at, reply.turn)
         indexed: list[Segment] = []
         for a, b in replaced:
-            segments = self._write(reply, a, b, num_own)
+            indexed += self._write(reply, a, b, num_own)
             num_own -= b - a
-            self._segments = overlay(segments, self._segments)
-            indexed += segments
+        if indexed:
+            self._segments = overlay(indexed, self._segments)
         for piece in pieces:
             if piece.shared is not None:
                 self._segments.append(piece.shared)
@@ -244,6 +265,27 @@ class Session:
         cache.counters.rows_bad += reply.num_bad
         cache.counters.rows_missing += reply.num_missing
         cache.note_session(self)
+
+    def _reserve(self, version: int, num_own: int, new_key: bytes) -> None:
+        """Room for the rows to be written, the new tokens, and what the tree will grow by."""
+        if self._cache.store.budget_bytes is None:
+            return
+        held = self._writer.bytes_needed(num_own) + _buffer_bytes(new_key)
+        in_tree = -1
+        try:
+            while True:
+                tree, at = self._tree_at(version)
+                suffix = bytes(self._tokens[at.num_tokens * TOKEN_BYTES :]) + new_key
+                matched = tree.walk(suffix, at).num_tokens
+                if matched == in_tree:
+                    return
+                # Making room can evict what was matched: ask again until nothing changes.
+                in_tree = matched
+                edge = len(suffix) - (matched - at.num_tokens) * TOKEN_BYTES
+                self._cache.reserve(held + edge + 2 * NODE_BYTES)
+        except BudgetError:
+            self._unpin_unused()
+            raise
 
     def _known_to_tree(self, version: int, new_key: bytes, start: int, stop: int) -> list[Segment]:
         """Rows ``[start, stop)`` that other sessions of ``version`` put under the same tokens."""
@@ -288,9 +330,7 @@ class Session:
         node = position.node
         first = min((s.start for s in segments), default=position.num_tokens)
         while node.parent is not None and node.end > first:
-            for segment in segments:
-                if segment.start < node.end and segment.stop > node.start:
-                    node.payload.put(segment.clip(node.start, node.end))
+            node.payload.put(clip_all(segments, node.start, node.end))
             node = node.parent
         self._cache.lru.touch(position.node)
 
@@ -309,25 +349,23 @@ class Session:
         self._tokens += new_key
         stop = self.num_tokens
         middle = min(max(known, prompt_end), stop)
-        if known < middle:
-            self._roles.append(RoleSpan("tool" if known else "prompt", known, middle))
-        if middle < stop:
-            self._roles.append(RoleSpan("assistant", middle, stop))
-        self._roles += role_spans
+        prompt = role_code("tool" if known else "prompt")
+        self._roles += bytes([prompt]) * (middle - known)
+        self._roles += bytes([role_code("assistant")]) * (stop - middle)
+        for role, low, high in role_spans:
+            self._roles[low:high] = bytes([role_code(role)]) * (high - low)
 
     def _truncate(self, num_tokens: int) -> None:
         del self._tokens[num_tokens * TOKEN_BYTES :]
         self._segments = clip_all(self._segments, 0, num_tokens)
         self._unpin_unused()
-        self._roles = [
-            r._replace(stop=min(r.stop, num_tokens)) for r in self._roles if r.start < num_tokens
-        ]
+        del self._roles[num_tokens:]
         self._cursor = None
 
     def _count(self, comparison: Comparison, start: int, turn: int) -> None:
         differs = comparison.differs
-        length = 0 if differs is None else len(differs)
-        roles = role_codes(self._roles, start, start + length)
+        stop = start if differs is None else start + len(differs)
+        roles = np.frombuffer(bytes(self._roles[start:stop]), np.int8)
         self._cache.disagreements.add(comparison, turn, roles)
 
     def _pin(self, segments: Sequence[Segment]) -> None:
@@ -345,3 +383,8 @@ class Session:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this session was closed", fix="lease() before close()")
+
+
+def _buffer_bytes(key: bytes) -> int:
+    """What a session holds for these tokens: their ids and roles."""
+    return len(key) // TOKEN_BYTES * (TOKEN_BYTES + 1)

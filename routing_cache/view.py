@@ -14,7 +14,7 @@ from routing_cache.errors import (
     LayoutError,
     RowCountError,
 )
-from routing_cache.memory import Segment, Slab
+from routing_cache.memory import Segment, Slab, join_neighbours
 from routing_cache.provenance import Provenance
 from routing_cache.routed_experts import Mask, RowLayout, Rows, TokenIds, as_token_ids
 from routing_cache.row_check import check_rows
@@ -213,29 +213,13 @@ class SegmentRows:
     def _runs(self, start: int, stop: int) -> list[Segment]:
         """Segments inside ``[start, stop)``, neighbours in memory joined, whoever made them."""
         if self._joined is None:
-            self._joined = _join_neighbours(self._segments)
+            self._joined = join_neighbours(self._segments)
         runs: list[Segment] = []
         for run in self._joined[bisect_right(self._joined, start, key=lambda s: s.stop) :]:
             if run.start >= stop:
                 break
             runs.append(run.clip(start, stop))
         return runs
-
-
-def _join_neighbours(segments: tuple[Segment, ...]) -> list[Segment]:
-    joined: list[Segment] = []
-    for segment in segments:
-        last = joined[-1] if joined else None
-        if (
-            last is not None
-            and last.slab is segment.slab
-            and last.offset + last.stop - last.start == segment.offset
-        ):
-            has_missing = last.has_missing or segment.has_missing
-            joined[-1] = last._replace(stop=segment.stop, has_missing=has_missing)
-        else:
-            joined.append(segment)
-    return joined
 
 
 class ArrayRows(SegmentRows):

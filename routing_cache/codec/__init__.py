@@ -105,12 +105,14 @@ def encode(
         CodecError: bad rows in a bit-level encoding, or a missing or needless ``base``.
     """
     block = np.ascontiguousarray(layout.canonical(rows))
+    if checksum not in ("fast", "blake2b"):
+        raise CodecError("unknown checksum", got=checksum, expected="'fast' or 'blake2b'")
     if (encoding == "delta") != (base is not None):
         raise CodecError("base goes with the delta encoding", got=encoding)
     has_bitmap = False
     if encoding == "delta":
         assert base is not None
-        number, ordered, payload = _DELTA, True, delta.encode(block, layout, base)
+        number, ordered, payload = _DELTA, True, delta.encode(block, layout, layout.canonical(base))
     elif encoding in ENCODINGS:
         codec = ENCODINGS[encoding]
         number, ordered = codec.number, codec.ordered

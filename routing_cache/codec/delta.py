@@ -46,7 +46,11 @@ def decode(payload: memoryview, num_rows: int, layout: RowLayout, base: Rows) ->
     """The inverse of :func:`encode`; refuses another base."""
     k = layout.moe_top_k
     if base.shape != (num_rows, layout.num_moe_layers, k) or base.dtype != layout.dtype:
-        raise CodecError("the base has another shape", got=base.shape, expected=num_rows)
+        raise CodecError(
+            "the base has another shape or dtype",
+            got=f"{base.dtype} {base.shape}",
+            expected=f"{layout.dtype} {(num_rows, layout.num_moe_layers, k)}",
+        )
     if len(payload) < _PREFIX.size:
         raise CodecError("a delta is cut short", got=len(payload))
     digest, num_changed, num_gap_bytes = _PREFIX.unpack_from(payload)

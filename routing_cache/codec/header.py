@@ -23,6 +23,7 @@ _FORMAT_VERSION = 1
 _FIXED = struct.Struct("<4sBcBBBxxxIIqIIIIQQ16s")
 _CRC = struct.Struct("<I")
 _MAX_LAYERS = 1 << 16
+MAX_ROW_IDS = 1 << 20
 
 FLAG_ORDERED = 1
 FLAG_BITMAP = 2  # a presence bitmap leads the payload, missing rows are left out
@@ -52,6 +53,13 @@ class Header:
         flags |= FLAG_BOUND * (self.digest is not None)
         flags |= FLAG_BLAKE2B * (self.checksum == "blake2b")
         layout = self.layout
+        check_size(layout)
+        if not (0 <= self.start < 1 << 32 and -(1 << 63) <= self.weight_version < 1 << 63):
+            raise CodecError(
+                "start or weight_version does not fit the header",
+                got=(self.start, self.weight_version),
+                expected="32 bits without a sign, 64 bits with one",
+            )
         fixed = _FIXED.pack(
             _MAGIC,
             _FORMAT_VERSION,
@@ -72,6 +80,21 @@ class Header:
         )
         body = fixed + _layer_map(layout)
         return body + _CRC.pack(zlib.crc32(body))
+
+
+def check_size(layout: RowLayout) -> None:
+    """Refuse a model no one has: its hash keys alone would take gigabytes.
+
+    Raises:
+        CodecError: more ids a row than any plausible model.
+    """
+    num_ids = layout.num_moe_layers * layout.moe_top_k
+    if layout.num_hidden_layers > _MAX_LAYERS or num_ids > MAX_ROW_IDS:
+        raise CodecError(
+            "an implausible model",
+            got=f"{layout.num_hidden_layers} layers, {num_ids} ids a row",
+            expected=f"at most {_MAX_LAYERS} and {MAX_ROW_IDS}",
+        )
 
 
 def _layer_map(layout: RowLayout) -> bytes:
@@ -114,6 +137,7 @@ def read_header(data: memoryview) -> tuple[Header, int]:
         raise CodecError(f"the header names an impossible model: {error}") from error
     if layout.num_moe_layers != num_moe or layout.dtype.itemsize != itemsize:
         raise CodecError("the header contradicts itself", got=(num_moe, itemsize))
+    check_size(layout)
     header = Header(
         encoding=encoding,
         ordered=bool(flags & FLAG_ORDERED),

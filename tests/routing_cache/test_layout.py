@@ -104,11 +104,11 @@ def test_narrowing_never_wraps() -> None:
     assert layout.canonical(ids.astype(np.int16)).tolist() == ids.tolist()
 
 
-def test_ids_out_of_range_become_the_missing_mark_and_are_judged_in_full_width() -> None:
+def test_ids_out_of_range_are_judged_in_full_width_and_only_marks_become_the_mark() -> None:
     """256 + 3 must not pass as expert 3 of a model with 8."""
     ids = np.array([[[259, 1]] * 3, [[-1, 1]] * 3, [[2, 1]] * 3], np.int64)
     rows = TOY.canonical(ids)
-    assert rows[:, 0, 0].tolist() == [255, 255, 2]
+    assert rows[:, 0, 0].tolist() == [8, 255, 2]
     check = check_rows(rows, TOY)
     assert check.bad is not None
     assert check.bad.tolist() == [True, True, False]
