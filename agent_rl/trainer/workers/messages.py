@@ -35,6 +35,7 @@ class Score:
     replay: Literal["off", "r3"]
     live_routing: bool = False
 
+
 @dataclass(frozen=True)
 class Publish:
     """Give the weights back as a block, from rank 0."""

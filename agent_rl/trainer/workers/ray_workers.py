@@ -34,6 +34,7 @@ from agent_rl.trainer.workers.world import num_processes
 # isort: split
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # its new default, without a note
+os.environ.setdefault("RAY_worker_niceness", "0")  # of its 15, on a busy machine ranks never run
 import ray  # pyright: ignore[reportMissingImports]  # an extra: not installed everywhere
 from ray.exceptions import RayError  # pyright: ignore[reportMissingImports]
 from ray.util.placement_group import (  # pyright: ignore[reportMissingImports]
