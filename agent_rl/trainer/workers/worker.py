@@ -12,6 +12,7 @@ import queue
 import socket
 import sys
 import threading
+import time
 import traceback
 from typing import TYPE_CHECKING
 
@@ -31,9 +32,11 @@ def main(descriptor: int) -> None:
     assert isinstance(start, Start)
     requests: queue.SimpleQueue[Received] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(channel, requests), daemon=True).start()
+    busy = threading.Event()
+    busy.set()
     period_s = min(5.0, start.config.trainer.worker_timeout_s / 4)
-    threading.Thread(target=_beat, args=(channel, period_s), daemon=True).start()
-    _serve(channel, start, requests)
+    threading.Thread(target=_beat, args=(channel, busy, period_s), daemon=True).start()
+    _serve(channel, start, requests, busy)
 
 
 def _listen(channel: Channel, requests: queue.SimpleQueue[Received]) -> None:
@@ -45,17 +48,22 @@ def _listen(channel: Channel, requests: queue.SimpleQueue[Received]) -> None:
         os._exit(_ORPHANED)
 
 
-def _beat(channel: Channel, period_s: float) -> None:
+def _beat(channel: Channel, busy: threading.Event, period_s: float) -> None:
     """Tell the driver that this process is scheduled, however long a request takes."""
-    never = threading.Event()
     try:
-        while not never.wait(period_s):
+        while busy.wait():  # an idle driver does not read: nothing may pile up
             channel.send(Alive())
+            time.sleep(period_s)
     except ChannelClosedError:
         return  # the listener ends the process
 
 
-def _serve(channel: Channel, start: Start, requests: queue.SimpleQueue[Received]) -> None:
+def _serve(
+    channel: Channel,
+    start: Start,
+    requests: queue.SimpleQueue[Received],
+    busy: threading.Event,
+) -> None:
     from agent_rl.trainer.workers.rank import Rank, failure  # seconds: the heart beats already
     from agent_rl.trainer.workers.weight_block import weight_parts
 
@@ -67,7 +75,9 @@ def _serve(channel: Channel, start: Start, requests: queue.SimpleQueue[Received]
         return
     channel.send(Done(None, rank.weight_version))
     while True:
+        busy.clear()
         request, descriptor = requests.get()
+        busy.set()
         exported: list[int] = []
 
         def export(weights: dict[str, torch.Tensor], exported: list[int] = exported) -> None:
