@@ -16,9 +16,9 @@ from typing import TypeVar
 import numpy as np
 
 from agent_rl.config import AgentConfig
-from agent_rl.errors import EngineError
 from agent_rl.protocols import Generator
 from agent_rl.rollout.chat import Renderer
+from agent_rl.rollout.replies import check_completion, check_overlap
 from agent_rl.types import (
     Completion,
     GenerateRequest,
@@ -158,6 +158,7 @@ class _Episode:
         completion = await self.generator.generate(request)
         check_completion(request, completion)
         if self.routing is not None and completion.routed_experts is not None:
+            self.compare_rows(self.routing, completion)
             known = self.routing.num_tokens
             whole = np.concatenate([prompt, completion.token_ids]).astype(np.int32)
             self.routing.record(
@@ -169,6 +170,21 @@ class _Episode:
                 turn=len(self.turns),
             )
         return completion
+
+    def compare_rows(self, routing: Session, completion: Completion) -> None:
+        """Rows that came again, after a move to another engine, are of the same tokens or refused.
+
+        How often and how well they agreed is noted; single differences are counted by the cache.
+        """
+        num_stored = routing.num_rows
+        if self.cache is None or completion.routed_experts_start >= num_stored:
+            return
+        with routing.lease() as stored:
+            compared, shared = check_overlap(stored, num_stored, completion, self.cache.layout)
+        self.details["rows_compared"] = compared + int(self.details.get("rows_compared", 0))
+        self.details["rows_shared_least"] = min(
+            shared, float(self.details.get("rows_shared_least", 1.0))
+        )
 
     async def grade(self, stop_reason: str) -> None:
         """The episode ended by itself: judge it."""
@@ -268,41 +284,3 @@ class _Episode:
         except asyncio.CancelledError:
             await asyncio.wait({future})
             raise
-
-
-def check_completion(request: GenerateRequest, completion: Completion) -> None:
-    """Refuse a reply that does not cover exactly what was asked for.
-
-    Rows must be those of ``[start, prompt + N - 1)``, or of more in front when the completion says
-    so itself: nothing is padded, cut or shifted here.
-
-    Raises:
-        EngineError: no token, log-probs of another length, or any other number of rows.
-    """
-    num_new = len(completion.token_ids)
-    where = f"engine {completion.engine!r}, session {request.session_id!r}"
-    if num_new == 0 or completion.finish_reason == "abort" or not completion.weight_versions:
-        raise EngineError(
-            f"{where}: got {num_new} tokens, finish_reason={completion.finish_reason!r}, "
-            f"weight_versions={completion.weight_versions}; expected a whole completion"
-        )
-    if len(completion.logprobs) != num_new or not np.isfinite(completion.logprobs).all():
-        raise EngineError(
-            f"{where}: got {len(completion.logprobs)} log-probs for {num_new} tokens, or some "
-            "not finite; expected one finite value a token"
-        )
-    start, rows = request.routed_experts_start, completion.routed_experts
-    if start is None:
-        return
-    if completion.routed_experts_start < start:
-        # A session that moved to another engine: its rows of the whole prompt come again, and the
-        # cache compares them with the stored ones.
-        start = completion.routed_experts_start
-    expected = len(request.token_ids) + num_new - 1 - start
-    got = None if rows is None else len(rows)
-    if got != expected or completion.routed_experts_start != start:
-        raise EngineError(
-            f"{where}: routing rows do not cover the tokens: got {got} rows from "
-            f"{completion.routed_experts_start}, expected {expected} from {start}; "
-            "check that the engine captures routing and honours the start index"
-        )
