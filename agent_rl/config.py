@@ -201,6 +201,8 @@ class TrainerConfig:
 
     kind: Literal["megatron"] = "megatron"
     dtype: Literal["float32", "bfloat16"] = "float32"
+    # auto: Transformer Engine's layers where package and CUDA device are there, else portable ones
+    layer_spec: Literal["auto", "portable", "transformer_engine"] = "auto"
     micro_batch_tokens: int = 4096  # padded tokens of one forward
     tensor_parallel: int = 1
     pipeline_parallel: int = 1

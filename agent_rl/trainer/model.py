@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from agent_rl.config import TrainerConfig
 from agent_rl.trainer import cpu_backend
-from agent_rl.trainer.layers import portable_block_spec
+from agent_rl.trainer.layer_spec import block_spec, implementation
 from agent_rl.trainer.plan import needs_equal_shapes
 from agent_rl.trainer.shape import ModelShape
 
@@ -34,7 +34,7 @@ def transformer_config(shape: ModelShape, trainer: TrainerConfig) -> Transformer
     ``calculate_per_token_loss`` makes Megatron divide the summed gradient of all micro-batches
     and ranks by their total number of loss units, once, at the end of the mini-batch.
     """
-    dtype = DTYPES[trainer.dtype]
+    dtype, layers = DTYPES[trainer.dtype], implementation(trainer.layer_spec)
     moe = set(shape.moe_layers)
     recompute: dict[str, Any] = {
         "none": {},
@@ -61,7 +61,8 @@ def transformer_config(shape: ModelShape, trainer: TrainerConfig) -> Transformer
         moe_router_load_balancing_type="none",
         moe_aux_loss_coeff=0.0,
         moe_token_dispatcher_type=trainer.token_dispatcher,
-        moe_grouped_gemm=False,
+        transformer_impl=layers,
+        moe_grouped_gemm=layers == "transformer_engine",
         normalization="RMSNorm",
         layernorm_epsilon=shape.norm_eps,
         # Latent attention always has its two norms.
@@ -172,7 +173,7 @@ def build_model(
     with cpu_backend.quiet():
         return GPTModel(
             config=config,
-            transformer_layer_spec=portable_block_spec(config, vp_stage),  # type: ignore[arg-type]
+            transformer_layer_spec=block_spec(config, vp_stage),  # type: ignore[arg-type]
             vocab_size=shape.vocab_size,
             max_sequence_length=shape.max_positions,
             position_embedding_type="rope",

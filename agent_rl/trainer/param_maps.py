@@ -141,7 +141,8 @@ class _LayerMaps:
         yield self._one(attention.linear_kv_up_proj.weight, "self_attn.kv_b_proj.weight", 0, tp)
 
     def _down(self, linear: Any, name: str) -> ParamMap:
-        whole = getattr(linear, "parallel_mode", None) == "duplicated"
+        # Transformer Engine's plain linear layer has None here, its parallel ones "column".
+        whole = getattr(linear, "parallel_mode", "column") is None
         return self._one(linear.weight, name, 0, None if whole else self._tp)
 
     def _swiglu(self, mlp: Any, below: str) -> Iterator[ParamMap]:
