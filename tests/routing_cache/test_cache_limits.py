@@ -26,6 +26,7 @@ from routing_cache.codec import decode, encode, header
 from routing_cache.digest import Digester
 from routing_cache.pack_format import _COUNTS, _PREFIX
 from routing_cache.payloads import read_flat, read_npy, read_sglang, read_vllm
+from routing_cache.probe import ProbeReply, ProbeRequest, probe
 
 ONE_LAYER = RowLayout(1, (0,), 16, 2)
 TOKENS = np.arange(10, dtype=np.int32)
@@ -395,3 +396,15 @@ def test_an_npy_shape_that_numpy_cannot_hold_is_refused() -> None:
     data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(shape)) + shape
     with pytest.raises(PayloadError, match="does not hold"):
         read_npy(data)
+
+
+def test_a_probe_refuses_the_same_experts_everywhere() -> None:
+    """Valid rows that never change prove nothing about the start index."""
+
+    def ask(request: ProbeRequest) -> ProbeReply:
+        num_rows = len(request.token_ids) + 3 - 1 - request.start
+        rows = np.tile(np.array([0, 1], np.uint8), (num_rows, 3, 1))
+        return ProbeReply((1, 2, 3), rows)
+
+    with pytest.raises(PayloadError, match="no known form"):
+        probe(ask, TOY, range(11))
