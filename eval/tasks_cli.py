@@ -10,7 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from envs.tasks.from_repository import MakeOptions, MakeReport, make_tasks
+from envs.images.environments import ImageSettings
+from envs.tasks.from_repository import (
+    ImageReport,
+    MakeOptions,
+    MakeReport,
+    check_images,
+    make_tasks,
+)
 
 tasks_app = typer.Typer(
     name="tasks", help="Make tasks to train and evaluate on.", no_args_is_help=True
@@ -39,6 +46,12 @@ def make(
     base_image: Annotated[
         str, typer.Option(help="images start from it: git, python3, requirements.txt")
     ] = "python-tasks:latest",
+    images: Annotated[
+        bool, typer.Option("--images", help="also build the images and validate inside them")
+    ] = False,
+    docker_url: Annotated[
+        str, typer.Option(help="the daemon's socket; DOCKER_HOST when left out")
+    ] = "",
 ) -> None:
     """Inject bugs, keep those that the repository's own tests notice, write the rows."""
     options = MakeOptions(
@@ -60,6 +73,23 @@ def make(
         errors.print(line, end="\r" if is_live else "\n", highlight=False)
 
     show_made(make_tasks(source, out, options, progress), out, Console())
+    if images:
+        show_images(_check_images(out, docker_url, workers), Console())
+
+
+def _check_images(out: Path, docker_url: str, workers: int) -> ImageReport:
+    from envs.sandbox.docker.docker_py import DockerPyEngine
+
+    settings = ImageSettings("tasks-make", out / "validations")
+    engine = DockerPyEngine(docker_url or None)
+    return check_images(out, engine, settings, docker_url=docker_url, num_workers=workers)
+
+
+def show_images(report: ImageReport, console: Console) -> None:
+    """What held inside the images."""
+    console.print(f"in their images: {len(report.kept)} kept, {len(report.refused)} refused")
+    for image, reason in report.refused.items():
+        console.print(f"refused: {image}: {reason}", highlight=False, soft_wrap=True)
 
 
 def show_made(report: MakeReport, out: Path, console: Console) -> None:

@@ -6,18 +6,24 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from swe_specimens import IMAGE_BASE
 
+from agent_rl.config import ImagesConfig, RunConfig, TasksConfig
+from agent_rl.image_environments import ROWS, open_image_environments
 from envs.base import Score
+from envs.images.environments import ImageSettings
 from envs.images.grading import ImageGrader
 from envs.sandbox.docker.docker_py import DockerPyEngine
 from envs.sandbox.docker.host import DockerHost, HostLimits
 from envs.sandbox.docker.options import DockerOptions
 from envs.sandbox.docker.sandbox import DockerSandbox
 from envs.tasks import r2e_gym, swebench
+from envs.tasks.from_repository.images import check_images
 from envs.tasks.from_repository.made_task import MadeTask
 from envs.tasks.from_repository.repository import Repository
 from envs.tasks.from_repository.store import write_folder
@@ -132,3 +138,59 @@ def test_swebench_rows_train_too(made: Path, host: DockerHost) -> None:
 
 
 EQUAL_TO_ALL = "+    return type('E', (), {'__eq__': lambda a, b: not None})()"
+
+
+def image_config(kind: Literal["r2e_gym", "swebench"], rows: Path, folder: Path) -> RunConfig:
+    return RunConfig(
+        name="made",
+        run_root=str(folder),
+        tasks=TasksConfig(kind=kind, rows=str(rows)),
+        images=ImagesConfig(docker_url=os.environ["DOCKER_HOST"], disk_floor_bytes=1 << 30),
+    )
+
+
+@pytest.mark.parametrize("kind", ["r2e_gym", "swebench"])
+def test_their_rows_can_be_trained_on(
+    kind: Literal["r2e_gym", "swebench"], made: Path, tmp_path: Path
+) -> None:
+    """What ``agent-rl train`` does with a file of rows, up to the reward."""
+    rows = made / f"{kind}.jsonl"
+    environments = open_image_environments(image_config(kind, rows, tmp_path))
+    try:
+        (task,) = environments.admit(ROWS[kind](str(rows), "train"))
+        for text, reward in ((FIXED, 1.0), (BROKEN.replace(b"low", b"lo"), 0.0)):
+            env = environments.make(task)
+            env.reset()
+            code = f"open('src/clamps/__init__.py', 'w').write({text.decode()!r})"
+            env.step(CALL.format(f"python3 - <<'END'\n{code}\nEND"))
+            assert env.grade().reward == reward
+            env.close()
+    finally:
+        environments.close()
+
+
+CALL = "<function=execute_bash><parameter=cmd>{}</parameter></function>"
+
+
+def test_what_does_not_hold_in_its_image_is_taken_out_of_the_rows(tmp_path: Path) -> None:
+    """A task whose failing test passes without the fix, as when an image lacks a package."""
+    repository = Repository("clamps", "1.0", FILES)
+    good = MadeTask(
+        repository, "src/clamps/__init__.py", BROKEN, "sibling_call", "clamp", 2, FAILING,
+        EXPECTED, "clamp is wrong",
+    )  # fmt: skip
+    harmless = FIXED.replace(b"low, high):", b"low, high):  # limits")
+    bad = replace(good, content=harmless)
+    write_folder(tmp_path, repository, [good, bad], IMAGE_BASE)
+    settings = ImageSettings(
+        "made-images", tmp_path / "seen", host_limits=HostLimits(disk_floor_bytes=1 << 30)
+    )
+    report = check_images(tmp_path, DockerPyEngine(), settings)
+    image = f"{good.task_id.replace('__', '.')}:latest"
+    assert report.kept == (image,)
+    (reason,) = report.refused.values()
+    assert "solved as it stands" in reason
+    assert [row.image for row in swebench.load_rows(str(tmp_path / "swebench.jsonl"))] == [image]
+    (task,) = r2e_gym.load_tasks(str(tmp_path / "r2e_gym.jsonl"))
+    assert task.image == image
+    assert json.loads((tmp_path / "report.json").read_text())["images"]["kept"] == 1

@@ -8,7 +8,15 @@ for a sandbox without images.
 
 from __future__ import annotations
 
+from envs.tasks.from_repository.images import ImageReport, check_images
 from envs.tasks.from_repository.make import MakeOptions, MakeReport, make_tasks
 from envs.tasks.from_repository.store import load_tasks
 
-__all__ = ["MakeOptions", "MakeReport", "load_tasks", "make_tasks"]
+__all__ = [
+    "ImageReport",
+    "MakeOptions",
+    "MakeReport",
+    "check_images",
+    "load_tasks",
+    "make_tasks",
+]

@@ -110,7 +110,7 @@ def r2e_row(task: MadeTask, image: str, commit: str) -> JsonRow:
     expected = {r2e_name(name): status for name, status in task.expected.items()}
     shown = {name: status for name, status in expected.items() if status == "PASSED"}
     commits: JsonRow = {
-        "file_diffs": [],
+        "file_diffs": [_file_diff(task)],
         "old_commit_hash": commit,
         "new_commit_hash": "",
         "commit_message": "",
@@ -131,6 +131,18 @@ def r2e_row(task: MadeTask, image: str, commit: str) -> JsonRow:
         "prompt": "",
         "problem_statement": f"[ISSUE]\n{task.issue}\n[/ISSUE]",
         "expected_output_json": json.dumps(shown),
+    }
+
+
+def _file_diff(task: MadeTask) -> JsonRow:
+    """The fix: whoever trains on the row shows with it that the task can be solved."""
+    return {
+        "header": {"file": {"path": task.path}},
+        "is_binary_file": False,
+        "minus_file": {"path": f"a/{task.path}"},
+        "plus_file": {"path": f"b/{task.path}"},
+        "old_file_content": _text(task.content),
+        "new_file_content": _text(task.repository.files[task.path]),
     }
 
 
