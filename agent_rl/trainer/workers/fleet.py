@@ -35,7 +35,7 @@ from agent_rl.types import TrainSample
 
 _POLL_S = 0.5
 _GRACE_S = 30.0  # for the other ranks to fail alike
-_ROOT_CAUSE_S = 2.0  # a rank that died shows up after those that noticed
+_ROOT_CAUSE_S = 10.0  # a rank that died shows up after those that noticed
 _CLOSE_S = 15.0
 _LOG_TAIL_BYTES = 2048
 _CHANGE_NOTHING = (Score, Publish, Save)

@@ -1,0 +1,102 @@
+"""``agent-rl train`` over two ranks: one is killed in a step, and the run continues."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rank_cases import assert_gone
+
+from agent_rl.store.run_folder import read_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.megatron]
+
+CONFIG = Path(__file__).parents[4] / "configs" / "repair_tiny.yaml"
+SMALL = (
+    "algorithm.groups_per_step=4",
+    "algorithm.num_mini_steps=2",
+    "train.steps=3",
+    "train.save_every=1",
+    "train.mismatch_every=0",
+    "eval.num_tasks=2",
+    "trainer.num_processes=2",
+    "trainer.launcher=local",
+)
+DEADLINE_S = 240
+
+
+def agent_rl(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", "from agent_rl.cli import main; main()", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def worker_pids(driver: int) -> list[int]:
+    """The driver's ranks, in the order of their ranks."""
+    found: dict[int, int] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((process / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if (
+                parent != driver
+                or b"trainer.workers.worker" not in (process / "cmdline").read_bytes()
+            ):
+                continue
+            (rank,) = (
+                v for v in (process / "environ").read_bytes().split(b"\0") if v.startswith(b"RANK=")
+            )
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # ended meanwhile
+        found[int(rank.removeprefix(b"RANK="))] = int(process.name)
+    return [found[rank] for rank in sorted(found)]
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_run_whose_rank_is_killed_says_so_and_resumes(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    metrics = run / "metrics.jsonl"
+    train = agent_rl("train", str(CONFIG), f"run_root={tmp_path}", "name=run", *SMALL)
+    try:
+        wait_for(lambda: len(read_metrics(metrics)) >= 1, train)
+        pids = worker_pids(train.pid)
+        assert len(pids) == 2
+        os.kill(pids[1], signal.SIGSTOP)  # the next step begins and cannot end
+        time.sleep(3.0)
+        os.kill(pids[1], signal.SIGKILL)
+        output, _ = train.communicate(timeout=DEADLINE_S)
+    finally:
+        train.kill()
+        train.wait()
+    assert train.returncode not in (0, -signal.SIGKILL)
+    said = " ".join(output.split())
+    assert "trainer rank 1 is gone during" in said
+    assert "was ended by SIGKILL" in said
+    assert "--resume" in said
+    assert_gone(pids)
+
+    resumed = agent_rl("train", "--resume", str(run))
+    try:
+        output, _ = resumed.communicate(timeout=DEADLINE_S)
+    finally:
+        resumed.kill()
+        resumed.wait()
+    assert resumed.returncode == 0, output
+    assert "resuming after step" in output
+    assert [row["step"] for row in read_metrics(metrics)] == [1, 2, 3]
+    assert all(row["transfer_bytes"] > 0 for row in read_metrics(metrics) if "loss" in row)
