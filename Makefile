@@ -4,7 +4,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup train test test-docker test-engines test-ray prove-cache record-engines check format clean
+.PHONY: help setup train test test-parallel test-docker test-engines test-ray prove-cache record-engines check format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -17,7 +17,10 @@ train: setup ## Train the tiny MoE repair agent with R3 (six to seven minutes on
 
 test: setup ## Fast and slow tests that need no daemon (under 6 minutes on two cores)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal \
-		-m "not docker and not sglang and not ray and not gpu" $(ARGS)
+		-m "not docker and not sglang and not ray and not gpu and not parallel" $(ARGS)
+
+test-parallel: setup ## The trainer under every parallel layout, on up to four processes (gloo)
+	@bash scripts/parallel/test.sh $(ARGS)
 
 test-docker: setup ## Contract, red-team and training tests on a private Docker daemon (root)
 	@bash scripts/docker/test.sh $(ARGS)

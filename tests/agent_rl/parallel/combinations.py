@@ -1,0 +1,92 @@
+"""Every parallel layout that is checked, by the number of processes it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Trainer keys that differ from the defaults."""
+
+    name: str
+    processes: int
+    trainer: dict[str, Any]
+    faults: bool = False  # whether what only some ranks notice is tried too
+
+    def settings(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+TP = {"tensor_parallel": 2, "sequence_parallel": True}
+EP = {"expert_parallel": 2}
+EP_GATHER = {"expert_parallel": 2, "token_dispatcher": "allgather"}
+PP = {"pipeline_parallel": 2}
+VPP = {"pipeline_parallel": 2, "virtual_pipeline": 2}
+CP = {"context_parallel": 2}
+SHARDED = {"distributed_optimizer": True}
+
+ONE = {"one process": {}}
+TWO: dict[str, dict[str, Any]] = {
+    "DP": {},
+    "DP, distributed optimizer": SHARDED,
+    "TP+SP": TP,
+    "TP+SP, experts on the same ranks (alltoall)": TP | EP,
+    "TP+SP, experts on the same ranks (allgather)": TP | EP_GATHER,
+    "EP alltoall": EP,
+    "EP allgather": EP_GATHER,
+    "EP alltoall, distributed optimizer": EP | SHARDED,
+    "PP 1F1B": PP,
+    "PP interleaved": VPP,
+    "CP zigzag": CP,
+    "CP, experts on the same ranks (alltoall)": CP | EP,
+}
+FOUR: dict[str, dict[str, Any]] = {
+    "TP x EP alltoall": TP | EP,
+    "TP x EP allgather": TP | EP_GATHER,
+    "TP x EP, distributed optimizer": TP | EP | SHARDED,
+    "TP x PP": TP | PP,
+    "TP x CP": TP | CP,
+    "EP x PP": EP | PP,
+    "EP x PP interleaved": EP | VPP,
+    "EP x CP": EP | CP,
+    "PP x CP": PP | CP,
+    "PP interleaved x CP": VPP | CP,
+    "PP x DP, distributed optimizer": PP | SHARDED,
+    "CP x DP, distributed optimizer": CP | SHARDED,
+}
+
+
+def _crossed(
+    layouts: dict[str, dict[str, Any]], processes: int, recomputes: tuple[str, ...]
+) -> list[Combination]:
+    return [
+        Combination(
+            f"{name}, {'packed' if packed else 'padded'}, recompute {recompute}",
+            processes,
+            {**settings, "packed": packed, "recompute": recompute},
+            faults=recompute == "none",
+        )
+        for name, settings in layouts.items()
+        for packed in (False, True)
+        for recompute in recomputes
+    ]
+
+
+COMBINATIONS = [
+    *_crossed(ONE, 1, ("none", "selective", "full")),
+    *_crossed(TWO, 2, ("none", "selective", "full")),
+    *_crossed(FOUR, 4, ("none", "full")),
+]
+
+# What every run of the suite checks: one of each kind, packed where that is harder.
+_QUICK = (
+    "TP+SP, packed, recompute full",
+    "EP alltoall, padded, recompute none",
+    "PP 1F1B, padded, recompute full",
+    "PP interleaved, packed, recompute none",
+    "CP zigzag, packed, recompute none",
+)
+QUICK = [combination for combination in COMBINATIONS if combination.name in _QUICK]

@@ -1,0 +1,97 @@
+"""Two tiny policies and one set of samples for all combinations.
+
+Every token id is used once, so an id says which sample and position it is of, and every row is a
+function of the id. 0 is the padding's id and no sample's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from agent_rl.types import TrainSample
+from routing_cache import ArrayRows, RowLayout
+
+LENGTHS = (9, 30, 5, 17, 1, 12, 23, 2, 14, 26, 3, 20)
+VOCABULARY = 256
+EXPERTS = 8
+LAYERS = 4
+MOE_LAYERS = (1, 2, 3)  # the first layer is dense
+LAYOUT = RowLayout(num_hidden_layers=LAYERS, moe_layers=MOE_LAYERS, num_experts=8, moe_top_k=2)
+
+
+def write_policy(folder: Path, *, transparent: bool = False) -> Path:
+    """A random Qwen3-MoE folder with a dense first layer.
+
+    ``transparent``: no layer adds anything, so that every router sees its token's embedding.
+    """
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(5)
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [0],
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(1.0) if transparent else parameter.normal_(1.0, 0.1)
+            else:
+                parameter.normal_(std=0.15)
+            if transparent and ("o_proj" in name or "down_proj" in name):
+                parameter.zero_()
+    model.save_pretrained(folder)
+    return folder
+
+
+def row_of(token: int) -> np.ndarray:
+    """The experts ``[L, K]`` recorded for a token: another set for its neighbours and layers."""
+    first = (3 * token + np.arange(len(MOE_LAYERS))) % EXPERTS
+    return np.stack([first, (first + 1 + token // EXPERTS % (EXPERTS - 1)) % EXPERTS], axis=1)
+
+
+def make_samples(lengths: tuple[int, ...] = LENGTHS, version: int = 0) -> list[TrainSample]:
+    rng = np.random.default_rng(3)
+    samples, used = [], 1
+    for number, length in enumerate(lengths):
+        ids = np.arange(used, used + length, dtype=np.int32)
+        used += length
+        mask = rng.random(length) < 0.6
+        mask[-1], mask[0] = True, False
+        rows = np.stack([row_of(int(t)) for t in ids[:-1]]) if length > 1 else np.zeros((0, 3, 2))
+        samples.append(
+            TrainSample(
+                sample_id=f"sample-{number}",
+                token_ids=ids,
+                loss_mask=mask,
+                rollout_logprobs=np.where(mask, -rng.exponential(4.0, length), 0).astype(
+                    np.float32
+                ),
+                advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
+                weight_versions=(version,),
+                routed_experts=ArrayRows(
+                    LAYOUT, ids, rows.astype(np.uint8), weight_version=version
+                ),
+            )
+        )
+    assert used <= VOCABULARY
+    return samples

@@ -1,0 +1,38 @@
+"""The table of what every combination showed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from combinations import Combination
+from launch_ranks import Results
+
+_HEAD = """# Parallel layouts against one process
+
+Written by `make test-parallel`; do not edit. Every row is one training step of a Qwen3-MoE (four
+layers, the first dense, eight experts of which two a token, tied embeddings) in float32 on gloo
+processes, with recorded experts that differ from the routers' own choice, in several micro-batches.
+
+- gradient error: largest over all parameters of |g - g'| / |g'|, g' from transformers' model in one
+  process with the same experts forced on it; 1e-5 is the limit
+- markers: every token that any router saw, in every pass and recompute, was told by its embedding;
+  ok when each came exactly once a pass, with its own row's experts
+- replayed: share of fed tokens whose routing was replayed
+- flips with replay: (token, layer, pass) whose set was not the recorded one
+
+| combination | processes | gradient error | markers | replayed | flips with replay |
+|---|---|---|---|---|---|
+"""
+
+
+def write_table(path: Path, combinations: Sequence[Combination], results: Results) -> None:
+    lines = []
+    for combination in combinations:
+        found = results[combination.name]
+        lines.append(
+            f"| {combination.name} | {combination.processes} | {found['gradient_error']:.1e} "
+            f"| {'ok' if found['marker_ok'] else 'WRONG'} | {found['replayed_fraction']:.0%} "
+            f"| {found['wrong_sets']} |"
+        )
+    path.write_text(_HEAD + "\n".join(lines) + "\n")
