@@ -73,7 +73,7 @@ def test_a_run_whose_rank_is_killed_says_so_and_resumes(tmp_path: Path) -> None:
     metrics = run / "metrics.jsonl"
     train = agent_rl("train", str(CONFIG), f"run_root={tmp_path}", "name=run", *SMALL)
     try:
-        wait_for(lambda: len(read_metrics(metrics)) >= 1, train)
+        wait_for((run / "checkpoints" / "step-00000001").exists, train)
         pids = worker_pids(train.pid)
         assert len(pids) == 2
         os.kill(pids[1], signal.SIGSTOP)  # the next step begins and cannot end
@@ -85,7 +85,7 @@ def test_a_run_whose_rank_is_killed_says_so_and_resumes(tmp_path: Path) -> None:
         train.wait()
     assert train.returncode not in (0, -signal.SIGKILL)
     said = " ".join(output.split())
-    assert "trainer rank 1 is gone during" in said
+    assert "trainer rank 1 is gone during step" in said
     assert "was ended by SIGKILL" in said
     assert "--resume" in said
     assert_gone(pids)
