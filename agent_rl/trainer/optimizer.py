@@ -10,7 +10,7 @@ import torch
 
 from agent_rl.config import OptimConfig
 from agent_rl.trainer import cpu_backend  # noqa: F401  # before megatron: quiet import
-from agent_rl.trainer.optimizer_state import MASTER, MOMENTS, states_of
+from agent_rl.trainer.optimizer_state import MASTER, MOMENTS, set_num_steps, states_of
 from agent_rl.trainer.weights import ParamMap
 
 # isort: split
@@ -145,5 +145,6 @@ class PolicyOptimizer:
             for i, parameter in enumerate(m.parameters):
                 state = {kind: tensors[i] for kind, tensors in columns.items()}
                 self._held[parameter].write(state, num_steps)
+        set_num_steps(self._optimizer, num_steps)
         self._schedule.num_steps = num_steps
         self._schedule.step(increment=0)

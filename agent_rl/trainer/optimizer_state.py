@@ -52,6 +52,16 @@ def states_of(
     return states
 
 
+def set_num_steps(optimizer: MegatronOptimizer, num_steps: int) -> None:
+    """Where the inner optimizer counts steps by group of parameters, as the fused Adam does."""
+    chained: Any = optimizer
+    for one in getattr(chained, "chained_optimizers", [chained]):
+        if one.optimizer is None or isinstance(one.optimizer, torch.optim.Adam):
+            continue  # torch's, AdamW among them, counts by parameter
+        for group in one.optimizer.param_groups:
+            group["step"] = num_steps
+
+
 def _main(parameter: torch.Tensor) -> torch.Tensor:
     """The tensor the optimizer updates: the float32 master of a bfloat16 parameter, or itself."""
     master = getattr(parameter, "main_param", None)

@@ -1,0 +1,11 @@
+"""``transformer_engine.pytorch.fp8``: off."""
+
+import contextlib
+
+fp8_autocast = contextlib.nullcontext
+
+
+class FP8GlobalStateManager:
+    @staticmethod
+    def is_fp8_enabled() -> bool:
+        return False
