@@ -68,7 +68,9 @@ def _show(console: Console, summary: Summary, folder: RunFolder) -> None:
         ("training time", clock(summary.train_wall_s)),
         ("trained tokens replayed", f"{summary.replayed_fraction:.2%}"),
         ("mean k3 KL(rollout ‖ old policy)", f"{summary.kl_mean:.2e}"),
+        ("  with live routers (some samples)", f"{summary.kl_no_replay_mean:.2e}"),
         ("largest F(2)", f"{summary.f2_max:.2e}"),
+        ("steps with an alarm", str(summary.num_alarms)),
     )
     for name, value in rows:
         table.add_row(name, value)

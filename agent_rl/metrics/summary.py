@@ -44,6 +44,8 @@ class Summary:
     kl_mean: float
     f2_max: float
     completed: bool
+    kl_no_replay_mean: float = 0.0  # over the steps that measured it, with live routers
+    num_alarms: int = 0  # steps whose F(2) was at 0.05 or above
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -67,6 +69,7 @@ def summarize(
     num_tokens = sum(row["num_tokens"] for row in trained)
     replayed = sum(row["replayed_fraction"] * row["num_tokens"] for row in trained)
     kls = [row["kl_k3_rollout_old"] for row in trained]
+    live = [row["kl_k3_no_replay"] for row in trained if "kl_k3_no_replay" in row]
     low, high = after.interval
     return Summary(
         name=name,
@@ -82,6 +85,8 @@ def summarize(
         kl_mean=sum(kls) / len(kls) if kls else 0.0,
         f2_max=max((row["f_2"] for row in trained), default=0.0),
         completed=completed,
+        kl_no_replay_mean=sum(live) / len(live) if live else 0.0,
+        num_alarms=sum(row.get("alarm_f2", 0.0) >= 1 for row in trained),
     )
 
 

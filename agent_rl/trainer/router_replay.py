@@ -114,7 +114,7 @@ class RouterReplay:
         self._in_backward = self._recording = self._counting = False
         self._training = self._live = False
         self._terms: dict[int, torch.Tensor] = {}
-        self._consistency = torch.zeros(2, len(self.layers), dtype=torch.float64)
+        self._consistency: dict[int, torch.Tensor] = {}  # by layer: (value, weight), on the device
         self._counter = RoutingCounter(self.layers, self._num_experts)
 
     @contextlib.contextmanager
@@ -190,7 +190,7 @@ class RouterReplay:
         output.grad_fn.register_prehook(enter)
 
     def recorded(self, micro_batch: int) -> torch.Tensor:
-        """Live choices of a forward with ``record=True``: ``[L, N, K]`` int64."""
+        """Live choices of a forward with ``record=True``: ``[L, N, K]`` in the rows' dtype."""
         return torch.stack([self._recorded[micro_batch, layer] for layer in self.layers])
 
     def replay_recorded(self, micro_batch: int) -> None:
@@ -228,7 +228,7 @@ class RouterReplay:
             return rows
         live = live_top_k(scores.detach())
         if self._recording:
-            self._recorded[key] = live
+            self._recorded[key] = live.to(table.rows.dtype)  # an eighth of the ids' int64
         chosen = rows if all_fixed else torch.where(fixed.unsqueeze(1), rows, live)
         if self._counting:
             self._counter.add(
@@ -247,7 +247,10 @@ class RouterReplay:
     @property
     def consistency(self) -> ConsistencySums:
         """Totals of the consistency term over the updates since the last ``clear``."""
-        return ConsistencySums(*self._consistency.clone())
+        nothing = torch.zeros(2, dtype=torch.float64)
+        sums = [self._consistency.get(layer, nothing).double().cpu() for layer in self.layers]
+        values, weights = torch.stack(sums).T if sums else torch.zeros(2, 0, dtype=torch.float64)
+        return ConsistencySums(values, weights)
 
     def note_consistency(self, layer: int, scores: torch.Tensor) -> None:
         """Compute this layer's term from ``scores [N, E]``; ``take_term`` picks it up."""
@@ -277,7 +280,8 @@ class RouterReplay:
         weights = (table.weights * (table.present & ~table.padding)).to(scores.device)
         value = (weights * terms).sum()
         if not self._in_backward:
-            self._consistency[:, slot] += torch.stack([value.detach(), weights.sum()]).cpu()
+            found = torch.stack([value.detach(), weights.sum()]).double()
+            self._consistency[layer] = found + self._consistency.get(layer, 0)
         self._terms[layer] = value * (self._consistency_weight / self._num_moe_layers)
 
     def take_term(self, layer: int) -> torch.Tensor | None:

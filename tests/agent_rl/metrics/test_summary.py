@@ -47,3 +47,13 @@ def test_steps_without_signal_count_for_time_only() -> None:
     assert summary.train_wall_s == 3.0
     assert summary.num_heldout == 5
     assert not summary.completed
+
+
+def test_alarms_and_what_replay_is_worth_are_summed_up() -> None:
+    metrics = [_step(i, 100, 1.0, 2e-5, f2) for i, f2 in enumerate((0.0, 0.06, 0.2))]
+    for row, level in zip(metrics, (0.0, 1.0, 2.0), strict=True):
+        row["alarm_f2"] = level
+    metrics[1]["kl_k3_no_replay"], metrics[2]["kl_k3_no_replay"] = 1e-4, 3e-4
+    summary = summarize("a", 0, metrics, _evaluation(0, 5), _evaluation(1, 5), completed=True)
+    assert summary.num_alarms == 2
+    assert summary.kl_no_replay_mean == pytest.approx(2e-4)

@@ -17,6 +17,7 @@ CHECKS = Path(__file__).with_name("objective_parallel_checks.py")
 DEADLINE_S = 400
 LAYOUTS: dict[str, dict[str, Any]] = {
     "data": {},
+    "data, optimizer split": {"distributed_optimizer": True},
     "context": {"context_parallel": 2},
     "context, packed": {"context_parallel": 2, "packed": True},
     "tensor and sequence": {"tensor_parallel": 2, "sequence_parallel": True},
