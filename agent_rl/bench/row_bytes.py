@@ -21,7 +21,6 @@ ALIGNMENT = 8  # the trainer's, without context or sequence parallelism
 _LARGE = RowLayout(
     num_hidden_layers=48, moe_layers=tuple(range(48)), num_experts=128, moe_top_k=8
 )  # Qwen3-30B-A3B
-_LONG = 38_000  # tokens of one sample
 
 
 @dataclass(frozen=True)
@@ -39,12 +38,17 @@ class RowBytes:
     long_sample_stage_peak_over_unique: float  # … over the unique bytes of the stage's layers
 
 
-def measure_row_bytes(seed: int = 0) -> RowBytes:
-    """Lay out made samples of a large model's layout; no model is needed."""
+def measure_row_bytes(
+    *, num_samples: int = 64, long_tokens: int = 38_000, seed: int = 0
+) -> RowBytes:
+    """Lay out made samples of a large model's layout; no model is needed.
+
+    Their lengths are log-normal, 300 to 8,000 tokens, half of them below 2,000.
+    """
     rng = np.random.default_rng(seed)
-    lengths = np.clip(rng.lognormal(7.6, 0.5, 64), 300, 8_000).astype(int)
+    lengths = np.clip(rng.lognormal(7.6, 0.5, num_samples), 300, 8_000).astype(int)
     samples = [_sample(rng, int(n), _LARGE) for n in lengths]
-    long = _sample(rng, _LONG, _LARGE)
+    long = _sample(rng, long_tokens, _LARGE)
     stage = range(12)  # of 4 pipeline stages
     unique = fed_tokens(long) * _LARGE.row_bytes
     peak, held = _traced(long, range(48))
@@ -53,7 +57,7 @@ def measure_row_bytes(seed: int = 0) -> RowBytes:
     return RowBytes(
         routing_bytes_over_unique=_over_unique(samples, packed=False),
         routing_bytes_over_unique_packed=_over_unique(samples, packed=True),
-        long_sample_tokens=_LONG,
+        long_sample_tokens=long_tokens,
         long_sample_unique_bytes=unique,
         long_sample_peak_bytes=peak,
         long_sample_peak_over_unique=peak / unique,

@@ -34,6 +34,7 @@ from agent_rl.engines.random_policy import write_random_policy
 from agent_rl.trainer.batch import MicroBatch, fed_tokens, lay_out
 from agent_rl.trainer.megatron import MegatronTrainer
 from agent_rl.trainer.plan import plan_micro_batches
+from agent_rl.trainer.shape import ModelShape
 from agent_rl.types import TrainSample
 from agent_rl.warmstart.train import TinyMoEShape
 from routing_cache import ArrayRows
@@ -149,6 +150,7 @@ def bench_config(replay: str) -> RunConfig:
 def made_samples(config: RunConfig, folder: Path, seed: int = 0) -> list[TrainSample]:
     """Random tokens, a third of them trained, with the trainer's own log-probs and routing."""
     rng = np.random.default_rng(seed)
+    vocab_size = ModelShape.from_folder(folder).vocab_size
     samples = []
     for number, length in enumerate(rng.integers(3 * _LONGEST // 4, _LONGEST, _NUM_SAMPLES)):
         mask = rng.random(length) < 1 / 3
@@ -156,7 +158,7 @@ def made_samples(config: RunConfig, folder: Path, seed: int = 0) -> list[TrainSa
         samples.append(
             TrainSample(
                 sample_id=f"made-{number}",
-                token_ids=rng.integers(6, 200, length, dtype=np.int32),
+                token_ids=rng.integers(6, vocab_size, length, dtype=np.int32),
                 loss_mask=mask,
                 rollout_logprobs=np.zeros(length, np.float32),
                 advantages=np.where(mask, np.float32(1 - 2 * (number % 2)), np.float32(0)),

@@ -57,7 +57,7 @@ def build_tiny_moe(shape: TinyMoEShape, vocab_size: int, seed: int) -> Qwen3MoeF
         num_key_value_heads=shape.num_heads,
         num_experts=shape.num_experts,
         num_experts_per_tok=shape.moe_top_k,
-        norm_topk_prob=True,
+        norm_topk_prob=shape.moe_top_k > 1,  # of one chosen expert it would leave 1, not the gate
         decoder_sparse_step=1,
         mlp_only_layers=[],
         tie_word_embeddings=True,

@@ -1,0 +1,41 @@
+"""The transformers step computes what Megatron's computes; sizes and ratios are right."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import bench_fakes
+import pytest
+
+from agent_rl.bench.row_bytes import measure_row_bytes
+from agent_rl.bench.trainer import Ratio, made_samples, micro_batches
+from agent_rl.bench.transformers_step import EXPERTS, TransformersStep
+from agent_rl.trainer.megatron import MegatronTrainer
+
+
+@pytest.mark.parametrize("experts", EXPERTS)
+def test_both_steps_move_the_weights_alike(tmp_path: Path, experts: str) -> None:
+    """Two steps: the second loss depends on what the first did to every weight."""
+    folder = bench_fakes.policy(tmp_path)
+    config = bench_fakes.config()
+    config = replace(config, optim=replace(config.optim, lr=1e-3))
+    samples = [replace(s, routed_experts=None) for s in made_samples(config, folder)]
+    batches = micro_batches(samples, config, folder)
+    baseline = TransformersStep(folder, config, experts)
+    trainer = MegatronTrainer(config, folder)
+    for _ in range(2):
+        ours, theirs = trainer.step(samples)["loss"], baseline.step(batches, (0.2, 0.28))
+        assert ours == pytest.approx(theirs, abs=2e-5)
+    trainer.close()
+
+
+def test_a_ratio_is_taken_inside_a_round() -> None:
+    ratio = Ratio.of([2.0, 20.0, 6.0], [1.0, 10.0, 2.0])
+    assert (ratio.median, ratio.low, ratio.high) == (2.0, 2.0, 2.5)
+
+
+def test_rows_are_held_once_and_narrow() -> None:
+    sizes = measure_row_bytes(num_samples=12, long_tokens=400)
+    assert 1 < sizes.routing_bytes_over_unique_packed < sizes.routing_bytes_over_unique
+    assert sizes.long_sample_unique_bytes == 399 * 48 * 8
+    assert sizes.long_sample_held_bytes > sizes.long_sample_unique_bytes
+    assert sizes.long_sample_stage_peak_bytes < sizes.long_sample_peak_bytes

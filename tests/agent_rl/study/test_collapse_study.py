@@ -1,0 +1,110 @@
+"""The study: resumable, honest about failures, and able to see a collapse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+
+from agent_rl.config_rules import check_rules
+from agent_rl.errors import AgentRLError
+from agent_rl.study.cells import METHODS, MINI_STEPS, Cell, Setting, cells
+from agent_rl.study.collapse import outcomes, run_study
+from agent_rl.study.outcome import read_outcome
+from agent_rl.study.report import markdown, plot, to_json
+
+SETTING = Setting(num_seeds=1, steps=12)
+
+
+def _write(folder: Path, rates: list[float], *, failure: str = "") -> None:
+    folder.mkdir(parents=True)
+    rows = [
+        {"step": i + 1, "resolve_rate": r, "kl_k3_rollout_old": 1e-3 * (i + 1), "f_2": 1e-4}
+        for i, r in enumerate(rates)
+    ]
+    (folder / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(r) + b"\n" for r in rows))
+    for name, rate in (("before", 0.4), ("after", rates[-1])):
+        (folder / f"evaluation-{name}.json").write_bytes(orjson.dumps({"resolve_rate": rate}))
+    end = {"error": failure} if failure else {}
+    (folder / ("failure.json" if failure else "summary.json")).write_bytes(orjson.dumps(end))
+
+
+def _runner(ran: list[str]) -> Callable[[Cell, Setting, Path], None]:
+    def run(cell: Cell, setting: Setting, folder: Path) -> None:
+        ran.append(cell.name)
+        _write(folder / cell.name, [0.4 + 0.01 * i for i in range(setting.steps)])
+
+    return run
+
+
+def test_every_method_with_every_number_of_mini_steps_and_seed() -> None:
+    made = cells(Setting(num_seeds=3))
+    assert len({c.name for c in made}) == len(made) == len(METHODS) * len(MINI_STEPS) * 3
+    assert [c.seed for c in made] == sorted(c.seed for c in made)
+
+
+@pytest.mark.parametrize("cell", cells(SETTING), ids=lambda cell: cell.name)
+def test_a_cell_is_a_run_that_the_rules_accept(cell: Cell, tmp_path: Path) -> None:
+    config = cell.config(SETTING, tmp_path)
+    assert [f for f in check_rules(config) if not f[0].startswith("sandbox")] == []
+    assert (config.routing.replay == "r3") == cell.method.endswith("_r3")
+    assert (config.algorithm.correction == "tis") == cell.method.endswith("_tis")
+    assert config.algorithm.num_mini_steps == cell.num_mini_steps
+
+
+def test_finished_cells_are_skipped(tmp_path: Path) -> None:
+    ran: list[str] = []
+    todo = cells(SETTING)
+    _write(tmp_path / todo[3].name, [0.5] * 12)
+    run_study(tmp_path, SETTING, report=print, run_cell=_runner(ran))
+    assert ran == [c.name for i, c in enumerate(todo) if i != 3]
+    again: list[str] = []
+    assert len(run_study(tmp_path, SETTING, report=print, run_cell=_runner(again))) == len(todo)
+    assert again == []
+
+
+def test_a_folder_holds_one_setting(tmp_path: Path) -> None:
+    run_study(tmp_path, SETTING, report=print, run_cell=_runner([]))
+    with pytest.raises(AgentRLError, match="another setting"):
+        run_study(tmp_path, Setting(num_seeds=1, steps=13), report=print, run_cell=_runner([]))
+
+
+@pytest.mark.parametrize(
+    ("rates", "failure", "collapsed"),
+    [
+        ([0.4] * 6 + [0.6] * 6, "", False),
+        ([0.6] * 6 + [0.1] * 6, "", True),
+        ([0.6] * 6 + [0.35] * 6, "", False),
+        ([0.6] * 6, "the gradient is not finite", True),
+    ],
+)
+def test_collapse_is_half_of_the_best_rate_or_a_broken_step(
+    tmp_path: Path, rates: list[float], failure: str, collapsed: bool
+) -> None:
+    cell = cells(SETTING)[0]
+    _write(tmp_path / cell.name, rates, failure=failure)
+    outcome = read_outcome(cell, tmp_path / cell.name)
+    assert outcome is not None
+    assert (outcome.collapsed, outcome.error) == (collapsed, failure)
+    assert outcome.best_rate == pytest.approx(max(rates[:5] + rates[-5:]), abs=0.2)
+
+
+def test_an_unfinished_cell_has_no_outcome(tmp_path: Path) -> None:
+    cell = cells(SETTING)[0]
+    (tmp_path / cell.name).mkdir()
+    assert read_outcome(cell, tmp_path / cell.name) is None
+
+
+def test_table_and_picture_cover_what_is_there(tmp_path: Path) -> None:
+    for cell in cells(SETTING)[:7]:
+        _write(tmp_path / cell.name, [0.4] * 12)
+    found = outcomes(tmp_path, SETTING)
+    table = markdown(found).splitlines()
+    assert len(table) == 2 + 7
+    assert all(line.count("|") == table[0].count("|") for line in table)
+    assert "| 4 | GRPO + TIS | 1 |" in table[-1]
+    assert to_json(found)["num_cells"] == 7
+    plot(found, SETTING, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
