@@ -231,10 +231,11 @@ class _Connection:
             handler = signal.getsignal(signal.SIGTERM)
             try:
                 self._connect(trainer)
-            except (ConnectionError, RuntimeError, ValueError) as error:
+            except Exception as error:  # Ray raises that very class when a start takes too long
                 self.close()
+                verb = "started" if trainer.ray_address == "local" else "reached"
                 raise TrainerError(
-                    f"Ray cannot be reached: got={_one_line(error)} expected=a cluster at "
+                    f"Ray cannot be {verb}: got={_one_line(error)} expected=a cluster at "
                     f"trainer.ray_address={trainer.ray_address}"
                 ) from error
             finally:
