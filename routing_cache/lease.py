@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from routing_cache.digest import Digester
 from routing_cache.errors import ClosedError
-from routing_cache.memory import RowStore, Segment, Slab
+from routing_cache.memory import RowStore
 from routing_cache.routed_experts import RowLayout
+from routing_cache.segments import Segment, Slab
 from routing_cache.view import SegmentRows
 
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from routing_cache.digest import Digester, total
 from routing_cache.errors import LayoutError
-from routing_cache.memory import Segment
 from routing_cache.pack_format import Atom, Reader, Sample, Tables, check_blocks, write_header
 from routing_cache.packed import PackedRows
 from routing_cache.routed_experts import RowLayout, TokenIds
+from routing_cache.segments import Segment
 from routing_cache.view import SegmentRows
 
 

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routing_cache.errors import LayoutError, PayloadError
-from routing_cache.payloads import Dtype, EngineForm
+from routing_cache.payload_arrays import Dtype
+from routing_cache.payloads import EngineForm
 from routing_cache.routed_experts import RowLayout
 from routing_cache.row_check import check_rows
 

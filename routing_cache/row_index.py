@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routing_cache.memory import Segment, overlay
+from routing_cache.segments import Segment, overlay
 
 
 class RowIndex:

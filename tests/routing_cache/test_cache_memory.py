@@ -9,7 +9,7 @@ import pytest
 from cache_truth import LAYOUT, check_integrity, true_rows
 
 from routing_cache import BudgetError, RoutingCache, RowLayout, RowsLease, Session
-from routing_cache.bench import make_rows
+from routing_cache.bench_workload import make_rows
 
 ROW_BYTES = LAYOUT.row_bytes + 8  # with its digest
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from routing_cache import CodecError, DigestMismatchError, LayoutError, RoutingCacheError, RowLayout
-from routing_cache.bench import make_rows
+from routing_cache.bench_workload import make_rows
 from routing_cache.codec import decode, elias_fano, encode
 from routing_cache.codec.bits import id_bits, pack_ids, unpack_ids
 

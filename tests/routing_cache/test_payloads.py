@@ -15,11 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from routing_cache import LayoutError, PayloadError, RoutingCache, RoutingCacheError, RowCountError
+from routing_cache.payload_arrays import decode_base64, read_npy
 from routing_cache.payloads import (
     EngineForm,
-    decode_base64,
     read_flat,
-    read_npy,
     read_rows,
     read_sglang,
     read_vllm,
