@@ -328,12 +328,6 @@ def _workers(config: RunConfig) -> Iterator[Fault]:
             f"got inline for {num_processes(trainer)} processes, expected local or ray: the "
             "driver is one process",
         )
-    if trainer.launcher == "ray" and find_spec("ray") is None:
-        yield (
-            "trainer.launcher",
-            "got ray, which is not installed: expected the cluster extra; install it with "
-            "pip install 'agent-rl[cluster]', or set trainer.launcher=local",
-        )
     if not re.fullmatch(r"local|auto|[^\s:/]+:\d+", trainer.ray_address):
         yield (
             "trainer.ray_address",
@@ -354,6 +348,15 @@ def _sandbox(config: RunConfig) -> Iterator[Fault]:
                 "got process, which isolates nothing: expected bubblewrap, unshare or auto, "
                 "or sandbox.allow_unsafe=true to accept that the policy's code runs as you"
             ),
+        )
+
+
+def _ray_program(config: RunConfig) -> Iterator[Fault]:
+    if config.trainer.launcher == "ray" and find_spec("ray") is None:
+        yield (
+            "trainer.launcher",
+            "got ray, which is not installed: expected the cluster extra; install it with "
+            "pip install 'agent-rl[cluster]', or set trainer.launcher=local",
         )
 
 
@@ -431,6 +434,7 @@ RULES: tuple[Callable[[RunConfig], Iterator[Fault]], ...] = (
 # These look at this machine: what is installed, and where the policy lies.
 MACHINE_RULES: tuple[Callable[[RunConfig], Iterator[Fault]], ...] = (
     _sandbox_program,
+    _ray_program,
     _divides,
     _policy,
 )

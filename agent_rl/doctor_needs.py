@@ -67,6 +67,9 @@ def check_ports(config: RunConfig) -> Iterator[Check]:
         yield Check("ports", "missing", f"127.0.0.1: {error}", "allow listening on the loopback")
     else:
         yield Check("ports", "ok", "the loopback device takes listeners")
+    if config.trainer.launcher == "ray" and importlib.util.find_spec("ray") is None:
+        yield Check("Ray", "missing", "not installed", "pip install 'agent-rl[cluster]'")
+        return
     host, _, port = config.trainer.ray_address.partition(":")
     if port:
         try:
