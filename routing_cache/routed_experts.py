@@ -170,10 +170,11 @@ def spread_rows(num_rows: int, layout: RowLayout, *, first: int = 0) -> Rows:
     number of padding rows made before, so that several calls stay even together.
     """
     k, experts = layout.moe_top_k, layout.num_experts
-    token = np.arange(first, first + num_rows, dtype=np.int64)[:, None, None]
-    layer = np.arange(layout.num_moe_layers, dtype=np.int64)[None, :, None]
-    slot = np.arange(k, dtype=np.int64)[None, None, :]
-    return ((token * k + layer + slot) % experts).astype(layout.dtype)
+    start = np.arange(experts)[:, None, None]
+    layer = np.arange(layout.num_moe_layers)[None, :, None]
+    # There are as many kinds of row as experts: look them up, wide integers would be 16 times it.
+    kinds = ((start + layer + np.arange(k)) % experts).astype(layout.dtype)  # [E, L, K]
+    return kinds[(np.arange(first, first + num_rows) * k) % experts]
 
 
 def as_token_ids(token_ids: object) -> TokenIds:

@@ -27,6 +27,7 @@ from agent_rl.types import TrainSample
 from routing_cache import RowLayout, spread_rows
 
 WHOLE = Part()
+_CHECKED = 1024  # rows checked for damage at one time
 # Weights and units of a whole sequence [T-1]: a context-parallel rank lays out a part of them.
 _Share = tuple[np.ndarray, np.ndarray]
 
@@ -254,9 +255,11 @@ def _sample_rows(
             f"sample {sample.sample_id}: rows of another model or length, "
             f"got={rows.shape} present={present.shape} {expected=}"
         )
-    if rows.size:
-        _refuse_damage(sample, rows[present], start + np.flatnonzero(present), slots, layout)
-    return rows.astype(row_dtype(layout.num_experts)), present
+    for first in range(0, len(rows), _CHECKED):  # in parts: the check needs 16 times their bytes
+        part = slice(first, first + _CHECKED)
+        tokens = start + first + np.flatnonzero(present[part])
+        _refuse_damage(sample, rows[part][present[part]], tokens, slots, layout)
+    return rows.astype(row_dtype(layout.num_experts), copy=False), present
 
 
 def _refuse_damage(
@@ -266,6 +269,8 @@ def _refuse_damage(
     slots: tuple[int, ...],
     layout: RowLayout,
 ) -> None:
+    if not kept.size:
+        return
     ordered = np.sort(kept.astype(np.int64), axis=-1)
     broken = (ordered[..., -1] >= layout.num_experts) | (ordered[..., 0] < 0)
     broken |= (ordered[..., 1:] == ordered[..., :-1]).any(axis=-1)
