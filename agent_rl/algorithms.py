@@ -34,7 +34,7 @@ class Objective:
     dynamic_sampling_rounds: int
 
 
-# The token mean and the upper bound of 0.28 are DAPO's; configs/repair_tiny.yaml was tuned with them.
+# The token mean and the upper bound of 0.28 are DAPO's: configs/repair_tiny.yaml is tuned to them.
 _GRPO = Objective("grpo", "token", 0.2, 0.28, 0.0, 0)
 
 DEFAULTS: dict[str, Objective] = {
