@@ -14,7 +14,8 @@ class Combination:
     name: str
     processes: int
     trainer: dict[str, Any]
-    faults: bool = False  # whether what only some ranks notice is tried too
+    faults: bool = False  # try what only some ranks notice, too
+    modes: bool = False  # try the replay modes besides r3, too
 
     def settings(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -67,7 +68,8 @@ def _crossed(
             f"{name}, {'packed' if packed else 'padded'}, recompute {recompute}",
             processes,
             {**settings, "packed": packed, "recompute": recompute},
-            faults=recompute == "none",
+            faults=recompute == "none" and not packed,
+            modes=recompute == "full" and packed,
         )
         for name, settings in layouts.items()
         for packed in (False, True)
@@ -85,8 +87,8 @@ COMBINATIONS = [
 _QUICK = (
     "TP+SP, packed, recompute full",
     "EP alltoall, padded, recompute none",
-    "PP 1F1B, padded, recompute full",
-    "PP interleaved, packed, recompute none",
+    "PP 1F1B, packed, recompute full",
+    "PP interleaved, padded, recompute none",
     "CP zigzag, packed, recompute none",
 )
 QUICK = [combination for combination in COMBINATIONS if combination.name in _QUICK]

@@ -18,7 +18,7 @@ from parallel_data import make_samples, write_policy
 from safetensors.torch import load_file, save_file
 
 CHECKS = Path(__file__).with_name("rank_checks.py")
-START_S, COMBINATION_S = 180, 60  # a rank that waits for a lost one would wait for ever
+START_S, COMBINATION_S = 900, 120  # generous: ranks that fail are noticed at once
 
 Results = dict[str, dict]  # what rank 0 wrote, by the name of the combination
 
@@ -27,7 +27,7 @@ class Launcher:
     """Runs combinations in ``folder``; the policies and their reference are made once.
 
     The reference is transformers' gradient and log-probs, and what one process without any
-    parallelism makes of the same step: its update, live routing and metrics.
+    parallelism makes of the same step: update, live routing, metrics, and the other modes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,9 +41,9 @@ class Launcher:
         with torch.no_grad():
             found["logprobs"] = torch.cat([policy.logprobs(sample)[0] for sample in samples])
         save_file(found, self._reference)
-        self.one_process = self.run([Combination("one process", 1, {}, faults=True)])["one process"]
-        alone = load_file(f"{self._out(1)}.safetensors")
-        save_file(found | alone, self._reference)
+        alone = Combination("alone", 1, {}, faults=True, modes=True)
+        self.one_process = self.run([alone])[alone.name]
+        save_file(found | load_file(f"{self._out(1)}.safetensors"), self._reference)
 
     def run(self, combinations: Sequence[Combination]) -> Results:
         """All of them take the same number of processes. Raises ``AssertionError`` with the

@@ -69,7 +69,10 @@ def row_of(token: int) -> np.ndarray:
     return np.stack([first, (first + 1 + token // EXPERTS % (EXPERTS - 1)) % EXPERTS], axis=1)
 
 
-def make_samples(lengths: tuple[int, ...] = LENGTHS, version: int = 0) -> list[TrainSample]:
+def make_samples(
+    lengths: tuple[int, ...] = LENGTHS, *, version: int = 0, missing_every: int = 0
+) -> list[TrainSample]:
+    """``missing_every`` n: the rows of every n-th token id are missing."""
     rng = np.random.default_rng(3)
     samples, used = [], 1
     for number, length in enumerate(lengths):
@@ -89,7 +92,11 @@ def make_samples(lengths: tuple[int, ...] = LENGTHS, version: int = 0) -> list[T
                 advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
                 weight_versions=(version,),
                 routed_experts=ArrayRows(
-                    LAYOUT, ids, rows.astype(np.uint8), weight_version=version
+                    LAYOUT,
+                    ids,
+                    rows.astype(np.uint8),
+                    ids[: len(rows)] % missing_every != 0 if missing_every else None,
+                    weight_version=version,
                 ),
             )
         )

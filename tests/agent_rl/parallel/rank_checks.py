@@ -19,9 +19,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from parallel_data import EXPERTS, MOE_LAYERS, make_samples, row_of
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from agent_rl.config import AlgorithmConfig, OptimConfig, RunConfig, TrainConfig, TrainerConfig
+from agent_rl.config import (
+    AlgorithmConfig,
+    OptimConfig,
+    RoutingConfig,
+    RunConfig,
+    TrainConfig,
+    TrainerConfig,
+)
 from agent_rl.errors import ReplayError, TrainerError
 from agent_rl.trainer import collectives
 from agent_rl.trainer.megatron import MegatronTrainer
@@ -35,11 +42,12 @@ from megatron.core.transformer.moe.router import TopKRouter
 LR, EPS = 1e-2, 1e-2  # a large eps: the update is smooth in the gradient, zero included
 
 
-def run_config(trainer: dict[str, Any], **optim: float) -> RunConfig:
+def run_config(trainer: dict[str, Any], *, replay: Any = "r3", lr: float = LR) -> RunConfig:
     return RunConfig(
         trainer=TrainerConfig(num_threads=1, micro_batch_tokens=64, **trainer),
+        routing=RoutingConfig(replay=replay, max_missing_fraction=1.0),
         algorithm=AlgorithmConfig(num_mini_steps=1),
-        optim=OptimConfig(**{"lr": LR, "eps": EPS, "clip_grad": 0.0} | optim),
+        optim=OptimConfig(lr=lr, eps=EPS, clip_grad=0.0),
         train=TrainConfig(steps=10),
     )
 
@@ -109,6 +117,23 @@ def train(folder: Path, settings: dict[str, Any], reference: dict[str, torch.Ten
 
 def part(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def modes(folder: Path, settings: dict[str, Any], reference: dict[str, torch.Tensor]) -> dict:
+    """The gradient without rows, with the old pass's, and with the live router's for some."""
+    found: dict[str, Any] = {"mode_errors": {}, "mode_metrics": {}}
+    tensors: dict[str, torch.Tensor] = {}
+    for mode in ("off", "r2", "mixed"):
+        trainer = MegatronTrainer(run_config(settings, replay=mode), folder)
+        found["mode_metrics"][mode] = trainer.step(make_samples(missing_every=5))
+        tensors |= {f"{mode}/{name}": tensor for name, tensor in gradients(trainer).items()}
+        expected = part(reference, f"{mode}/")
+        found["mode_errors"][mode] = max(
+            (relative(tensors[f"{mode}/{name}"], tensor) for name, tensor in expected.items()),
+            default=0.0,
+        )
+        trainer.close()
+    return found | ({"mode_tensors": tensors} if dist.get_world_size() == 1 else {})
 
 
 # --- markers ------------------------------------------------------------------------------------
@@ -236,6 +261,8 @@ def examine(combination: dict, job: dict, reference: dict[str, torch.Tensor]) ->
     found |= watch(Path(job["transparent"]), settings)
     if combination["faults"]:
         found |= faults(Path(job["policy"]), settings)
+    if combination["modes"]:
+        found |= modes(Path(job["policy"]), settings, reference)
     agreed = collectives.gather((found["metrics"], found["second_metrics"]))
     found["ranks_agree"] = all(one == agreed[0] for one in agreed)
     return found | {"seconds": time.monotonic() - started}
@@ -249,11 +276,10 @@ def main() -> None:
     for combination in job["combinations"]:
         results[combination["name"]] = examine(combination, job, reference)
     if dist.get_rank() == 0:
-        tensors = [found.pop("tensors", None) for found in results.values()]
-        if tensors[0] is not None:
-            from safetensors.torch import save_file
-
-            save_file(tensors[0], sys.argv[2] + ".safetensors")
+        tensors: dict[str, torch.Tensor] = {}
+        for found in results.values():
+            tensors |= found.pop("tensors", {}) | found.pop("mode_tensors", {})
+        save_file(tensors, sys.argv[2] + ".safetensors")
         Path(sys.argv[2]).write_text(json.dumps(results))
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()

@@ -36,6 +36,8 @@ def check(combination: Combination, found: dict, alone: dict) -> None:
         assert found[which] == pytest.approx(alone[which], rel=1e-3, abs=1e-5)
     if combination.faults:
         check_faults(found, alone)
+    if combination.modes:
+        check_modes(found, alone)
 
 
 def check_faults(found: dict, alone: dict) -> None:
@@ -46,6 +48,14 @@ def check_faults(found: dict, alone: dict) -> None:
         assert endless.startswith("TrainerError: the gradient is not finite")
     for few, expected in zip(found["few_metrics"], alone["few_metrics"], strict=True):
         assert few == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def check_modes(found: dict, alone: dict) -> None:
+    for mode, fraction in (("off", 0.0), ("r2", 1.0), ("mixed", 0.8)):
+        assert found["mode_errors"][mode] <= GRADIENT_ERROR, mode
+        metrics = found["mode_metrics"][mode]
+        assert metrics == pytest.approx(alone["mode_metrics"][mode], rel=1e-3, abs=1e-5)
+        assert metrics["replayed_fraction"] == pytest.approx(fraction, abs=0.02)
 
 
 @pytest.mark.slow

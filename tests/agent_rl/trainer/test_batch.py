@@ -265,6 +265,24 @@ def test_padded_rows_of_a_batch_have_distinct_ids() -> None:
     assert int(load.max() - load.min()) <= 2
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("part", [Part(), Part(1, 2), Part(0, 2, 1, 2), Part(sp_rank=1, sp_size=4)])
+def test_padding_of_any_part_loads_expert_parallel_ranks_alike(part: Part, packed: bool) -> None:
+    """Also where only some of several sequences side by side are padded."""
+    layout = RowLayout(num_hidden_layers=2, moe_layers=(0, 1), num_experts=8, moe_top_k=2)
+    samples = [marked_sample(0, 400)] + [marked_sample(i, 3) for i in range(1, 4)]
+    batch = lay_out(
+        samples, range(4), index=0, layout=layout, part=part, packed=packed, at_least=(1, 1600),
+        use_rows=False,
+    )  # fmt: skip
+    table = batch.table(replay=True)
+    rows = table.rows[:, table.padding].long()
+    assert rows.shape[1] > 100
+    for layer in rows:
+        load = torch.bincount(layer.flatten(), minlength=8)
+        assert int(load.max() - load.min()) <= 2 * len(samples)
+
+
 def test_sequence_reduction_weighs_sequences_alike() -> None:
     samples = [marked_sample(0, 10), marked_sample(1, 4)]
     batch = lay_out(samples, [0, 1], index=0, layout=LAYOUT, reduction="sequence")

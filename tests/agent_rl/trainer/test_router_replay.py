@@ -408,3 +408,41 @@ def test_detached_routers_are_megatrons_again(policy: Path) -> None:
     subject.replay.detach()
     routers = [layer.mlp.router.router_replay for layer in subject.model.decoder.layers]
     assert list(itertools.chain(routers)) == [None, None, None]
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_only_an_updates_real_tokens_count_for_the_selection_bias(
+    policy: Path, recompute: str
+) -> None:
+    """Once, recomputed or not; padding, forward-only passes and evaluation count nothing."""
+    subject = Policy(
+        policy,
+        recompute,
+        moe_router_score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+    )
+    subject.model.train()
+    routers = [layer.mlp.router for layer in subject.model.decoder.layers]
+    biases = [router.expert_bias.clone() for router in routers]
+    ids, rows = some_ids(1, 6), random_table(3, 6, seed=4, pads=(4, 5))
+
+    def counted() -> list[list[float]]:
+        return [router.local_tokens_per_expert.tolist() for router in routers]
+
+    nothing = [[0.0] * EXPERTS] * 3
+    backward(subject.plain(ids).sum())  # outside a step, as an evaluation might
+    with subject.replay.step():
+        subject.replay.put(0, rows)
+        with torch.no_grad():
+            subject.forward(0, ids, count=True)
+        assert counted() == nothing
+        backward(subject.forward(0, ids).logsumexp(-1).sum())
+    expected = [
+        torch.bincount(rows.rows[slot, :4].flatten().long(), minlength=EXPERTS).float().tolist()
+        for slot in range(3)
+    ]
+    assert counted() == expected
+    assert all(torch.equal(r.expert_bias, b) for r, b in zip(routers, biases, strict=True))
+    subject.replay.detach()
+    backward(subject.plain(ids).sum())
+    assert counted() != expected  # Megatron's own count again
