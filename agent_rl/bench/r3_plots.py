@@ -19,7 +19,8 @@ _SHOWN = (
     (CONTROL, "off", "dense control", "#6a8f3c"),
 )
 _ENGINES = (("bfloat16", "bfloat16 engine"), ("fp8_simulated", "fp8 engine (simulated)"))
-_TAUS = np.geomspace(1.005, 10, 120)
+_TAUS = 1 + np.geomspace(0.005, 9, 160)
+_TICKS = (1.01, 1.05, 1.1, 1.5, 2.0, 5.0, 10.0)
 
 
 def plot_scatter(evidence: Evidence, file: Path) -> None:
@@ -63,12 +64,13 @@ def plot_f_tau(evidence: Evidence, file: Path) -> None:
             measured = evidence.of(policy, dtype, mode)
             shares = np.array([f_tau(measured.rollout, measured.train, tau) for tau in _TAUS])
             seen = shares > 0
-            axis.plot(_TAUS[seen], shares[seen], color=colour, label=label)
+            axis.plot(_TAUS[seen] - 1, shares[seen], color=colour, label=label)
         floor = 1 / evidence.of(JUDGED, dtype, "off").row.num_tokens
         axis.axhline(floor, color="#888888", lw=0.8, ls=":")
-        axis.text(9.8, floor * 1.15, "one token", ha="right", fontsize=8, color="#666666")
+        axis.text(9, floor * 1.15, "one token", ha="right", fontsize=8, color="#666666")
         axis.set(title=engine, xlabel="τ", xscale="log", yscale="log")
-        axis.set_xticks([1.01, 1.1, 1.5, 2, 5, 10], ["1.01", "1.1", "1.5", "2", "5", "10"])
+        # Spaced by τ - 1: what happens close to 1 would be a single line otherwise.
+        axis.set_xticks([tau - 1 for tau in _TICKS], [f"{tau:g}" for tau in _TICKS])
         axis.minorticks_off()
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers.utils import logging as hf_logging
 
 from agent_rl.algorithms import objective
 from agent_rl.bench.row_bytes import ALIGNMENT, RowBytes, measure_row_bytes
@@ -102,6 +103,7 @@ class TrainerBench:
 def measure_trainer(*, num_rounds: int = 9, report: Report = lambda text: None) -> TrainerBench:
     """Time the three steps ``num_rounds`` times, and size the routing tables."""
     torch.set_num_threads(1)
+    hf_logging.disable_progress_bar()
     with tempfile.TemporaryDirectory(prefix="bench-trainer-") as work:
         folder = write_random_policy(Path(work) / "policy", shape=SHAPE)
         config = bench_config("off")

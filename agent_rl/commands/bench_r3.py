@@ -58,6 +58,8 @@ def r3(
     policy under bfloat16 and float32 engines.
     """
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=130)  # a pipe has no width of its own, the tables need this one
     if source is None:
         _shipped(console, min_tokens, json)
     else:

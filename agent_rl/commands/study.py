@@ -32,13 +32,13 @@ def collapse(
         "runs/collapse"
     ),
     seeds: Annotated[int, typer.Option(help="seeds of every method")] = 3,
-    steps: Annotated[int, typer.Option(help="training steps of every run")] = 30,
+    steps: Annotated[int, typer.Option(help="training steps of every run")] = 25,
     show: Annotated[bool, typer.Option("--show", help="run nothing, sum up")] = False,
 ) -> None:
     """GRPO, GRPO + TIS, GSPO, GRPO + R3 and GSPO + R3 under an engine that disagrees strongly.
 
     One run folder a cell; finished cells are skipped. Writes results.md, results.json and
-    curves.png after every cell. About 45 minutes on one free core.
+    curves.png after every cell. About 30 minutes on one free core.
     """
     from agent_rl.study.cells import Setting
     from agent_rl.study.collapse import outcomes, run_study

@@ -51,11 +51,11 @@ class Setting:
     """What all cells share."""
 
     engine_dtype: Literal["bfloat16", "fp8_simulated", "int4_simulated"] = "int4_simulated"
-    steps: int = 30
-    groups_per_step: int = 16
+    steps: int = 25
+    groups_per_step: int = 12
     group_size: int = 8
     lr: float = 7e-4
-    num_eval: int = 192
+    num_eval: int = 128
     num_seeds: int = 3
 
 
