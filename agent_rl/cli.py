@@ -102,15 +102,42 @@ def rollout(
     rollout_command(source, overrides or [], task, seed, export)
 
 
-@app.command(epilog="Examples: agent-rl doctor · agent-rl doctor configs/repair_tiny.yaml")
+@app.command(
+    epilog="Examples: agent-rl doctor · agent-rl doctor configs/repair_tiny.yaml · "
+    "agent-rl doctor --gpu"
+)
 def doctor(
     config: Annotated[Path | None, typer.Argument(help="also check what this needs")] = None,
     overrides: Overrides = None,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="check the trainer on this machine's GPU, in 3 minutes")
+    ] = False,
 ) -> None:
     """Say what works on this machine and what a configuration lacks."""
-    from agent_rl.commands.doctor import doctor_command
+    from agent_rl.commands.doctor import doctor_command, gpu_doctor_command
 
-    doctor_command(config, overrides or [])
+    if gpu:
+        gpu_doctor_command()
+    else:
+        doctor_command(config, overrides or [])
+
+
+@app.command(
+    epilog="Examples: agent-rl export runs/repair_tiny policies/mine · "
+    "agent-rl export runs/repair_tiny policies/mine --step 50 --dtype bfloat16"
+)
+def export(
+    source: Annotated[Path, typer.Argument(help="a run folder, or one of its checkpoints")],
+    folder: Annotated[Path, typer.Argument(help="where the model is written (a new folder)")],
+    step: Annotated[int | None, typer.Option(help="checkpoint of a run; default: newest")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32 or bfloat16; default: as trained")
+    ] = None,
+) -> None:
+    """Write a checkpoint's model as a folder that transformers, SGLang and vLLM load."""
+    from agent_rl.commands.export import export_command
+
+    export_command(source, folder, step, dtype)
 
 
 @app.command(epilog="Example: agent-rl warmstart policies/mine --seed 1")

@@ -33,6 +33,35 @@ def doctor_command(config_path: Path | None, overrides: Sequence[str]) -> None:
     console.print("ready" if config_path else "ready: agent-rl train configs/repair_tiny.yaml")
 
 
+def gpu_doctor_command(*, has_device: bool | None = None) -> None:
+    """Check the trainer on this machine's GPU and print what was found; exit 1 unless all is well.
+
+    ``has_device`` None asks torch.
+    """
+    console = Console()
+    if has_device is None:
+        import torch
+
+        has_device = torch.cuda.is_available()
+    if not has_device:
+        console.print(
+            "no CUDA device: nothing to check. Everything runs on CPU here; on a machine with a "
+            "GPU install a CUDA build of torch (and transformer-engine for its faster layers).",
+            style="red",
+        )
+        sys.exit(1)
+    from agent_rl.trainer.self_check import check_trainer
+
+    with console.status("checking the trainer") as status:
+        checks = check_trainer(report=status.update)
+    console.print(_table("the trainer on this GPU", checks))
+    failed = [check.name for check in checks if check.verdict == "missing"]
+    if failed:
+        console.print(f"failed: {', '.join(failed)}", style="red")
+        sys.exit(1)
+    console.print("replay is exact and gradients are right on this device")
+
+
 def _table(title: str, checks: Sequence[Check]) -> Table:
     table = Table(title=title, title_justify="left")
     for column in ("what", "verdict", "detail", "advice"):
