@@ -380,7 +380,8 @@ def _divides(config: RunConfig) -> Iterator[Fault]:
     except (ConfigError, OSError):
         return  # reported by another rule
     model = json.loads(text)
-    experts = "num_experts" if "num_experts" in model else "num_local_experts"
+    names = ("num_experts", "n_routed_experts", "num_local_experts")
+    experts = next((name for name in names if name in model), names[0])
     for key, size, what in (
         ("trainer.expert_parallel", config.trainer.expert_parallel, experts),
         ("trainer.tensor_parallel", config.trainer.tensor_parallel, "num_attention_heads"),

@@ -54,7 +54,7 @@ class ServerWeights:
 
         Raises ``EngineError``: refused, or not what arrived; the server's weights are unknown then.
         """
-        held: Weights | Path = serving_weights(weights)
+        held: Weights | Path = serving_weights(weights, template=self._template)
         if self._options.weight_transfer == "disk":
             held = await asyncio.to_thread(self._write_folder, held, version)
         expected = None

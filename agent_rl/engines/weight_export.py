@@ -9,7 +9,6 @@ logits and says nothing, so the head is always written out.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -18,29 +17,22 @@ from safetensors.torch import load_file, save_file
 
 from agent_rl.errors import ConfigError
 from agent_rl.protocols import Weights
+from agent_rl.trainer.families import folder_names
+from agent_rl.trainer.folders import folder_tensors
+from agent_rl.trainer.shape import HFNames
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_FUSED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)$")
 _SIDE_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json")
 _SHARD_BYTES = 4 << 30
 
 
-def serving_weights(weights: Weights) -> dict[str, torch.Tensor]:
-    """``weights`` (Hugging Face names, fused experts or not) in checkpoint form, contiguous."""
-    tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in weights.items():
-        fused = _FUSED.match(name)
-        if fused is None:
-            tensors[name] = tensor.contiguous()
-            continue
-        for expert, part in enumerate(tensor):
-            stem = f"{fused[1]}.{expert}"
-            if fused[2] == "down_proj":
-                tensors[f"{stem}.down_proj.weight"] = part.contiguous()
-                continue
-            gate, up = part.chunk(2, dim=0)
-            tensors[f"{stem}.gate_proj.weight"] = gate.contiguous()
-            tensors[f"{stem}.up_proj.weight"] = up.contiguous()
+def serving_weights(weights: Weights, *, template: Path | None = None) -> dict[str, torch.Tensor]:
+    """``weights`` (Hugging Face names, fused experts or not) in checkpoint form, contiguous.
+
+    ``template`` is a folder of the model: some families have names of their own in folders.
+    """
+    names = HFNames() if template is None else folder_names(template)
+    tensors = folder_tensors(weights, names)
     if HEAD not in tensors and EMBEDDING in tensors:
         tensors[HEAD] = tensors[EMBEDDING].clone()
     return tensors

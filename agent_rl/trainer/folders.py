@@ -161,7 +161,7 @@ def folder_tensors(
     for name, tensor in tensors.items():
         renamed = name.replace(".mlp.", f".{names.folder_mlp}")
         stem, _, kind = renamed.rpartition(".")
-        if ".mlp.experts." not in name:
+        if ".mlp.experts." not in name or kind == "weight":  # the latter: split already
             out[renamed] = tensor.contiguous()
         elif kind == "gate_up_proj":
             for e, expert in enumerate(tensor, first_expert):

@@ -15,7 +15,7 @@ from pathlib import Path
 from agent_rl.errors import ConfigError
 from agent_rl.trainer.families import deepseek_v3, glm4_moe, mixtral, qwen2_moe, qwen3_moe
 from agent_rl.trainer.families.fields import Fields
-from agent_rl.trainer.shape import ModelShape
+from agent_rl.trainer.shape import HFNames, ModelShape
 
 # By the ``model_type`` of a Hugging Face configuration.
 FAMILIES: dict[str, Callable[[Fields], ModelShape]] = {
@@ -49,3 +49,11 @@ def read_shape(folder: Path) -> ModelShape:
     if fields.problems:
         raise ConfigError([f"{path}: {problem}" for problem in fields.problems])
     return shape
+
+
+def folder_names(folder: Path) -> HFNames:
+    """What the tensors of a model folder are called; Qwen's names for a family not covered."""
+    try:
+        return read_shape(folder).names
+    except ConfigError:
+        return HFNames()

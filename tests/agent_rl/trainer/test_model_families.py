@@ -10,8 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from family_policies import FAMILY_POLICIES, load, write_family
+from safetensors.torch import load_file
 
 from agent_rl.config import TrainerConfig
+from agent_rl.engines.weight_export import serving_weights
 from agent_rl.errors import ConfigError
 from agent_rl.trainer import cpu_backend
 from agent_rl.trainer.families import FAMILIES
@@ -183,6 +185,15 @@ def test_replaying_the_own_choice_changes_nothing(make) -> None:
             with replay.forward(1):
                 assert torch.equal(policy.logits(), live), name
         replay.detach()
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3", "qwen2_moe"])
+def test_engines_get_the_names_of_the_folder(tmp_path: Path, name: str) -> None:
+    folder = write_family(tmp_path, name)
+    served = serving_weights(read_folder(folder), template=folder)
+    own = load_file(folder / "model.safetensors")
+    assert set(served) == set(own)
+    assert all(torch.equal(served[key], tensor) for key, tensor in own.items())
 
 
 def test_rows_follow_the_dense_layers(make) -> None:
