@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -63,7 +63,7 @@ def join_stages(counts: RoutingCounts, device: torch.device) -> RoutingCounts:
 
     Every stage sees the same tokens, so afterwards they all have the same ``tokens_with_flip``.
     """
-    pipeline = parallel_state.get_pipeline_model_parallel_group()
+    pipeline: Any = parallel_state.get_pipeline_model_parallel_group()
     if pipeline.size() == 1:
         return counts
     flipped = counts.flipped.to(device=device, dtype=torch.uint8)

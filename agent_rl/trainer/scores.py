@@ -94,7 +94,7 @@ def assemble_scores(
     shape = (layout.num_moe_layers, layout.moe_top_k)
     live = [np.zeros((fed_tokens(s), *shape), np.int64) if routed else None for s in samples]
     for part in routed:
-        slots = [layout.moe_layers.index(layer) for layer in part.layers]
+        slots = np.array([layout.moe_layers.index(layer) for layer in part.layers], np.int64)
         for i in np.unique(part.samples):
             own = part.samples == i
             live[i][np.ix_(part.positions[own], slots)] = part.experts[:, own].swapaxes(0, 1)
