@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from agent_rl.bench.r3 import Measurement, MismatchRow
     from agent_rl.bench.r3_policies import Evidence
 
-_REPLAY_NAMES = {"off": "no replay", "r2": "R2", "r3": "R3", "r3_tis": "R3 + TIS"}
+_SHOWN = {"off": "no replay, R2", "r3": "R3, R3 + TIS"}  # two modes a scoring pass
 _COLUMNS: tuple[tuple[str, Callable[[MismatchRow], str]], ...] = (
     ("tokens", lambda row: f"{row.num_tokens:,}"),
     ("exact KL", lambda row: f"{row.kl_exact:.2e}"),
-    ("95 % interval", lambda row: f"{row.kl_low:.1e} {row.kl_high:.1e}"),
+    ("95 % interval", lambda row: f"{row.kl_low:.1e} … {row.kl_high:.1e}"),
     ("k3", lambda row: f"{row.kl_k3:.1e}"),
     ("F(1.1)", lambda row: f"{row.f_1_1:.1e}"),
     ("F(2)", lambda row: f"{row.f_2:.1e}"),
@@ -35,8 +35,8 @@ _COLUMNS: tuple[tuple[str, Callable[[MismatchRow], str]], ...] = (
 _LEGEND = (
     "KL(rollout ‖ train) sums over the vocabulary. sets flipped: (token, layer) sets that the "
     "trainer used and the rollout had not chosen; live would: sets, and tokens in any layer, that "
-    "the live router would have changed. R2 and R3 + TIS share a scoring pass with no replay and "
-    "R3: R2 acts inside the update, TIS on the loss weights."
+    "the live router would have changed. R2 routes live against the rollout and acts inside the "
+    "update, TIS acts on the loss weights: they share a pass with no replay and R3."
 )
 
 
@@ -59,7 +59,7 @@ def r3(
     """
     console = Console()
     if not console.is_terminal:
-        console = Console(width=130)  # a pipe has no width of its own, the tables need this one
+        console = Console(width=145)  # a pipe has no width of its own, the tables need this one
     if source is None:
         _shipped(console, min_tokens, json)
     else:
@@ -122,9 +122,10 @@ def _table(title: str, measured: Sequence[Measurement]) -> Table:
     for name, _ in _COLUMNS:
         table.add_column(name, justify="right")
     for m in measured:
-        figures = [show(m.row) for _, show in _COLUMNS]
-        engine = m.row.engine_dtype.removesuffix("_simulated")
-        table.add_row(engine, _REPLAY_NAMES[m.row.replay], *figures)
+        if m.row.replay in _SHOWN:
+            figures = [show(m.row) for _, show in _COLUMNS]
+            engine = m.row.engine_dtype.removesuffix("_simulated")
+            table.add_row(engine, _SHOWN[m.row.replay], *figures)
     return table
 
 
