@@ -10,8 +10,9 @@ import pytest
 
 from agent_rl.config_rules import check_rules
 from agent_rl.errors import AgentRLError
+from agent_rl.store.run_folder import read_metrics
 from agent_rl.study.cells import METHODS, MINI_STEPS, Cell, Setting, cells
-from agent_rl.study.collapse import outcomes, run_study
+from agent_rl.study.collapse import outcomes, run_study, train_cell
 from agent_rl.study.outcome import read_outcome
 from agent_rl.study.report import markdown, plot, to_json
 
@@ -108,3 +109,17 @@ def test_table_and_picture_cover_what_is_there(tmp_path: Path) -> None:
     assert to_json(found)["num_cells"] == 7
     plot(found, SETTING, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_a_real_cell_leaves_everything_that_an_outcome_reads(tmp_path: Path) -> None:
+    setting = Setting(steps=2, groups_per_step=3, group_size=4, num_eval=4, num_seeds=1)
+    cell = Cell("grpo_r3", 1, 0)
+    train_cell(cell, setting, tmp_path)
+    rows = read_metrics(tmp_path / cell.name / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    assert any({"kl_k3_rollout_old", "f_2"} <= row.keys() for row in rows)
+    outcome = read_outcome(cell, tmp_path / cell.name)
+    assert outcome is not None
+    assert outcome.kl_first > 0
+    assert outcome.error == ""
