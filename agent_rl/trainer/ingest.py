@@ -75,7 +75,7 @@ def _present(sample: TrainSample) -> np.ndarray:
     num_rows = fed_tokens(sample)
     if sample.routed_experts is None or not num_rows:
         return np.zeros(num_rows, dtype=bool)
-    present = sample.routed_experts.gather(layers=(0,), start=0, stop=num_rows)[1]
+    present = sample.routed_experts.gather(layers=(), start=0, stop=num_rows)[1]
     if len(present) != num_rows:
         raise ReplayError(
             f"sample {sample.sample_id}: rows do not cover the fed tokens, no weight was moved: "
