@@ -254,6 +254,8 @@ def quiet() -> Iterator[None]:
     """Within: no warnings from Megatron's modules about its own internal calls."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"megatron\.")
+        # Where torch reports that Megatron calls a collective by its old name.
+        warnings.filterwarnings("ignore", module=r"torch\.distributed\.c10d_logger")
         yield
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from agent_rl.config import OptimConfig
-from agent_rl.trainer import cpu_backend  # noqa: F401  # before megatron: quiet import
+from agent_rl.trainer import cpu_backend
 from agent_rl.trainer.optimizer_state import MASTER, MOMENTS, set_num_steps, states_of
 from agent_rl.trainer.weights import ParamMap
 
@@ -112,7 +112,8 @@ class PolicyOptimizer:
         """Clip, update the weights, advance the schedule."""
         optimizer: Any = self._optimizer
         lr = float(optimizer.param_groups[0]["lr"])
-        _, grad_norm, _ = optimizer.step()
+        with cpu_backend.quiet():
+            _, grad_norm, _ = optimizer.step()
         self._schedule.step(increment=1)
         return UpdateReport(grad_norm=float(grad_norm), lr=lr)
 
