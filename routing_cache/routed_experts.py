@@ -5,6 +5,7 @@ Axis letters: T tokens, L MoE layers, K experts per token, E experts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -162,18 +163,23 @@ class RowLayout:
         return self.narrow(self.select(rows))
 
 
-def spread_rows(num_rows: int, layout: RowLayout, *, first: int = 0) -> Rows:
+def spread_rows(
+    num_rows: int, layout: RowLayout, *, first: int = 0, layers: Sequence[int] | None = None
+) -> Rows:
     """Valid rows for padding tokens, ``[num_rows, L, K]``, spread evenly over the experts.
 
     A token dispatcher needs K distinct ids in range for every token it sees, padding included;
     filling them all alike would send the padding to one expert-parallel rank. ``first`` is the
-    number of padding rows made before, so that several calls stay even together.
+    number of padding rows made before, so that several calls stay even together. ``layers``
+    indexes the L axis; None is all.
     """
     k, experts = layout.moe_top_k, layout.num_experts
     start = np.arange(experts)[:, None, None]
     layer = np.arange(layout.num_moe_layers)[None, :, None]
     # There are as many kinds of row as experts: look them up, wide integers would be 16 times it.
     kinds = ((start + layer + np.arange(k)) % experts).astype(layout.dtype)  # [E, L, K]
+    if layers is not None:
+        kinds = kinds[:, list(layers)]
     return kinds[(np.arange(first, first + num_rows) * k) % experts]
 
 

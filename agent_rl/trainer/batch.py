@@ -215,10 +215,11 @@ def _lay_out_rows(
     width, dtype = grid.width // part.sp_size, row_dtype(layout.num_experts)
 
     def spread(count: int, first: int) -> np.ndarray:
-        return spread_rows(count, layout, first=first)[:, slots].astype(dtype).swapaxes(0, 1)
+        made = spread_rows(count, layout, first=first, layers=slots)
+        return made.astype(dtype, copy=False).swapaxes(0, 1)
 
     shape = (len(slots), width, grid.num_rows, layout.moe_top_k)
-    rows = spread(width * grid.num_rows, 0).reshape(shape).copy()
+    rows = np.ascontiguousarray(spread(width * grid.num_rows, 0)).reshape(shape)
     present = np.zeros((width, grid.num_rows), dtype=bool)
     fed = [*lengths, *[0] * (len(grid.widths) - len(lengths))]
     pads_before = np.cumsum([0, *(w - n for w, n in zip(grid.widths, fed, strict=True))])
@@ -235,7 +236,10 @@ def _lay_out_rows(
             samples[span.sequence], span.start, span.start + real, slots, layout
         )
         here = slice(span.column, span.column + real)
-        rows[:, here, span.row][:, have] = got[have].swapaxes(0, 1)
+        if have.all():  # indexing by a mask would copy all of them once more
+            rows[:, here, span.row] = got.swapaxes(0, 1)
+        else:
+            rows[:, here, span.row][:, have] = got[have].swapaxes(0, 1)
         present[here, span.row] = have
     return rows, present
 

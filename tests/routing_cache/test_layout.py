@@ -278,3 +278,13 @@ def test_errors_keep_their_text_and_type_across_processes() -> None:
     assert type(copy) is LayoutError
     assert str(copy) == str(caught.value)
     assert "expected=[T, 3 or 4, 2]" in str(copy)
+
+
+@pytest.mark.parametrize("num_experts", [7, 16, 300])
+def test_padding_rows_by_layer_are_those_of_the_formula(num_experts: int) -> None:
+    layout = RowLayout(5, (0, 1, 3), num_experts, 4)
+    token, layer, slot = np.ogrid[9:40, 0:3, 0:4]
+    rows = spread_rows(31, layout, first=9)
+    assert rows.dtype == layout.dtype
+    np.testing.assert_array_equal(rows, (token * 4 + layer + slot) % num_experts)
+    np.testing.assert_array_equal(spread_rows(31, layout, first=9, layers=[2, 0]), rows[:, [2, 0]])
