@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from routing_cache.digest import DEFAULT_KEY, Digester
 from routing_cache.errors import ConcurrencyError, LayoutError, RoutingCacheError
+from routing_cache.eviction import Evictor
 from routing_cache.lease import RowsLease
 from routing_cache.memory import RowStore
 from routing_cache.provenance import ConflictPolicy, DisagreementCounts, DisagreementMeter
@@ -146,6 +147,7 @@ class RoutingCache:
             layout, budget_bytes=budget_bytes, spill_dir=spill_dir, with_digests=digest
         )
         self.lru: NodeLru[RowIndex] = NodeLru()
+        self.evictor = Evictor(self.lru, self.store)
         self.counters = Counters()
         self.disagreements = DisagreementMeter(layout.num_moe_layers)
         self._trees: dict[int, RadixTree[RowIndex]] = {}
@@ -202,6 +204,7 @@ class RoutingCache:
         Of a version that is held only the pinned entries stay; a later call takes them.
         """
         with self.exclusive():
+            self.evictor.wake()
             bytes_before = self.held_bytes()
             retired: list[int] = []
             held: list[int] = []
@@ -209,7 +212,7 @@ class RoutingCache:
             for version in sorted(v for v in self._trees if v < before):
                 tree = self._trees[version]
                 for node in reversed(list(tree.nodes())):
-                    if not node.children and not node.payload.is_pinned():
+                    if not node.children and node.payload.pinned_slab() is None:
                         rows += self._drop(node)
                 if tree.root.children:
                     held.append(version)
@@ -360,11 +363,11 @@ class RoutingCache:
         return best, merged
 
     def _evict_one(self) -> bool:
-        for node in self.lru.leaves:
-            if not node.payload.is_pinned():
-                self.counters.rows_evicted += self._drop(node)
-                return True
-        return False
+        node = self.evictor.next_leaf()
+        if node is None:
+            return False
+        self.counters.rows_evicted += self._drop(node)
+        return True
 
     def _drop(self, node: Node[RowIndex]) -> int:
         rows = sum(s.stop - s.start for s in node.payload.segments)

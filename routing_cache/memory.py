@@ -10,7 +10,7 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,7 @@ class RowStore:
         self._files = ByteMeter()
         self._lock = threading.Lock()
         self._slabs: weakref.WeakSet[Slab] = weakref.WeakSet()
+        self._unpinned: deque[Slab] = deque()
         self.num_spills = 0
         self.num_leases = 0
 
@@ -134,7 +135,7 @@ class RowStore:
         """Give pins back."""
         with self._lock:
             for slab in slabs:
-                slab.pins -= 1
+                self._give_back(slab)
 
     def open_lease(self, slabs: Iterable[Slab]) -> None:
         """Pin ``slabs`` for a lease."""
@@ -148,7 +149,24 @@ class RowStore:
         with self._lock:
             self.num_leases -= 1
             for slab in slabs:
-                slab.pins -= 1
+                self._give_back(slab)
+
+    def _give_back(self, slab: Slab) -> None:
+        slab.pins -= 1
+        if slab.awaited and not slab.pins:
+            slab.awaited = False
+            self._unpinned.append(slab)
+
+    def await_unpin(self, slab: Slab) -> bool:
+        """Have ``slab`` reported by :meth:`take_unpinned` later; False when nothing pins it."""
+        with self._lock:
+            slab.awaited = slab.pins > 0
+            return slab.awaited
+
+    def take_unpinned(self) -> Iterator[Slab]:
+        """Awaited slabs whose last pin went since the last call."""
+        while self._unpinned:
+            yield self._unpinned.popleft()
 
     def reserve(
         self, num_bytes: int, other_bytes: Callable[[], int], evict_one: Callable[[], bool]

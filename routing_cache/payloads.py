@@ -112,6 +112,10 @@ def read_flat(
     item = np.dtype(form.dtype if form is not None else dtype).newbyteorder("<")
     widths = sorted({layout.num_hidden_layers, layout.num_moe_layers})
     if form is not None:
+        if form.num_layers not in widths:
+            raise PayloadError(
+                "the probed form is of another model", got=form.num_layers, expected=widths
+            )
         widths = [form.num_layers]
     total = num_tokens - 1
     if not data and total == requested_start:

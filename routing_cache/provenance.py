@@ -134,7 +134,8 @@ class Comparison:
 
 def compare_rows(old: Rows, new: Rows, missing: int) -> Comparison:
     """Compare stored rows with a later answer, both ``[T, L, K]`` canonical."""
-    num_sets = old.shape[0] * old.shape[1]
+    neither = (old[:, 0, 0] == missing) & (new[:, 0, 0] == missing)
+    num_sets = (len(old) - int(np.count_nonzero(neither))) * old.shape[1]
     changed = (old != new).any(axis=(1, 2))
     if not changed.any():
         return Comparison(num_sets, 0, None, None, None, None)

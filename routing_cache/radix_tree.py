@@ -7,8 +7,9 @@ node's edge or at its end.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
 from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
@@ -41,7 +42,16 @@ P = TypeVar("P", bound=Payload)
 class Node(Generic[P]):
     """Tokens ``[start, end)`` of every sequence that passes through it."""
 
-    __slots__ = ("__weakref__", "children", "edge", "last_used", "parent", "payload", "start")
+    __slots__ = (
+        "__weakref__",
+        "children",
+        "edge",
+        "last_used",
+        "parent",
+        "payload",
+        "queued",
+        "start",
+    )
 
     def __init__(self, edge: bytes, start: int, parent: Node[P] | None, payload: P) -> None:
         self.edge = edge
@@ -49,6 +59,7 @@ class Node(Generic[P]):
         self.parent = parent
         self.payload = payload
         self.last_used = 0
+        self.queued = False  # an entry of the order of eviction is for it
         self.children: dict[bytes, Node[P]] = {}
 
     @property
@@ -64,38 +75,63 @@ class Position(NamedTuple, Generic[P]):
 
 
 class NodeLru(Generic[P]):
-    """Leaves of several trees, least recently used first, and the bytes of all nodes.
+    """The bytes of all nodes of several trees, and their leaves, least recently used first.
 
-    Only the node where a walk ended is marked as used: its ancestors cannot be evicted before it,
-    and one that becomes a leaf takes its child's place in the order unless it was used since.
+    The leaves stand in a heap whose entries may be out of date: using a node only notes when, and
+    the entry is put right once it comes to the front. Only the node where a walk ended is marked
+    as used: its ancestors cannot be evicted before it, and one that becomes a leaf takes its
+    child's place in the order unless it was used since.
     """
 
     def __init__(self) -> None:
-        self.leaves: OrderedDict[Node[P], None] = OrderedDict()
         self.num_nodes = 0
         self.edge_bytes = 0
         self._clock = 0
+        self._queue: list[tuple[int, int, Node[P]]] = []  # last use, a number that breaks ties
+        self._tickets = count()
+        self._num_gone = 0  # entries of nodes that were removed
 
     @property
     def num_bytes(self) -> int:
         return self.edge_bytes + NODE_BYTES * self.num_nodes
 
     def add(self, node: Node[P]) -> None:
-        """Count a new node, as just used; its parent is no leaf any more."""
+        """Count a new node, as just used."""
         self.num_nodes += 1
         self.edge_bytes += len(node.edge)
-        if node.parent is not None:
-            self.leaves.pop(node.parent, None)
-        if not node.children:
-            self.leaves[node] = None
         self.touch(node)
+        self.enqueue(node)
 
     def touch(self, node: Node[P]) -> None:
         """Mark ``node`` as used just now."""
         self._clock += 1
         node.last_used = self._clock
-        if node in self.leaves:
-            self.leaves.move_to_end(node)
+
+    def enqueue(self, node: Node[P]) -> None:
+        """Put a leaf into the order unless it is there; nothing for other nodes."""
+        if node.queued or node.children or node.parent is None:
+            return
+        node.queued = True
+        heappush(self._queue, (node.last_used, next(self._tickets), node))
+
+    def oldest(self) -> Node[P] | None:
+        """The least recently used leaf in the order."""
+        while self._queue:
+            last_used, ticket, node = self._queue[0]
+            if node.parent is None or node.children:
+                self.set_aside(node)
+            elif last_used != node.last_used:
+                heapreplace(self._queue, (node.last_used, ticket, node))
+            else:
+                return node
+        return None
+
+    def set_aside(self, node: Node[P]) -> None:
+        """Take the first of the order out of it until :meth:`enqueue`."""
+        _, _, first = heappop(self._queue)
+        assert first is node
+        node.queued = False
+        self._num_gone -= node.parent is None
 
     def remove(self, node: Node[P]) -> None:
         """Cut a childless ``node`` off its tree."""
@@ -104,12 +140,16 @@ class NodeLru(Generic[P]):
         assert not node.children
         del parent.children[node.edge[:TOKEN_BYTES]]
         node.parent = None
-        del self.leaves[node]
         self.num_nodes -= 1
         self.edge_bytes -= len(node.edge)
-        if parent.parent is not None and not parent.children:
-            self.leaves[parent] = None
-            self.leaves.move_to_end(parent, last=parent.last_used > node.last_used)
+        self._num_gone += node.queued
+        if self._num_gone > len(self._queue) // 2:
+            self._queue = [entry for entry in self._queue if entry[2].parent is not None]
+            heapify(self._queue)
+            self._num_gone = 0
+        if not parent.children:
+            parent.last_used = max(parent.last_used, node.last_used)
+            self.enqueue(parent)
 
 
 def common_prefix_bytes(key: bytes, offset: int, edge: bytes) -> int:
@@ -222,6 +262,8 @@ class RadixTree(Generic[P]):
         upper.last_used = node.last_used
         self._lru.num_nodes += 1
         self._lru.edge_bytes += cut
+        # What kept the lower half out of the order may have gone to the upper one.
+        self._lru.enqueue(node)
         return upper
 
     def settle(self, position: Position[P]) -> Position[P] | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from routing_cache.segments import Segment, overlay
+from routing_cache.provenance import ConflictPolicy
+from routing_cache.segments import Segment, Slab, overlay_known
 
 
 class RowIndex:
@@ -28,14 +29,19 @@ class RowIndex:
         """The node has new tokens, whose rows are not known yet. Mutates."""
         self.prefix_known = False
 
-    def put(self, segments: list[Segment]) -> None:
-        """Make sorted ``segments`` the known rows of their ranges, over what was there. Mutates."""
+    def put(self, segments: list[Segment], policy: ConflictPolicy, missing: int) -> None:
+        """Add sorted ``segments``; where rows were known already, ``policy`` decides. Mutates.
+
+        A known row never gives way to a missing one.
+        """
         if not segments:
             return
         if not self.segments or self.segments[-1].stop <= segments[0].start:
             self.segments.extend(segments)
+        elif policy == "first":
+            self.segments = overlay_known(self.segments, segments, missing)
         else:
-            self.segments = overlay(segments, self.segments)
+            self.segments = overlay_known(segments, self.segments, missing)
 
     def known_until(self, position: int) -> int:
         """End of the rows that follow ``position`` without a gap."""
@@ -45,6 +51,6 @@ class RowIndex:
             position = max(position, segment.stop)
         return position
 
-    def is_pinned(self) -> bool:
-        """Whether an open session or a lease needs any of the slabs in here."""
-        return any(s.slab.pins for s in self.segments)
+    def pinned_slab(self) -> Slab | None:
+        """A slab in here that an open session or a lease needs; None when nothing does."""
+        return next((s.slab for s in self.segments if s.slab.pins), None)

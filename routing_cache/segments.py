@@ -21,13 +21,14 @@ from routing_cache.routed_experts import Rows
 class Slab:
     """``rows`` ``[capacity, L, K]`` and their ``digests`` ``[capacity]``, filled from the front."""
 
-    __slots__ = ("__weakref__", "digests", "open", "pins", "rows", "spilled", "used")
+    __slots__ = ("__weakref__", "awaited", "digests", "open", "pins", "rows", "spilled", "used")
 
     def __init__(self, rows: Rows, digests: Digests | None) -> None:
         self.rows = rows
         self.digests = digests
         self.used = 0
         self.pins = 0  # open sessions and leases that need it
+        self.awaited = False  # the store reports when the last pin goes
         self.open = True  # a session still appends to it
         self.spilled = False
 

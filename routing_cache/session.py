@@ -331,7 +331,9 @@ class Session:
         node = position.node
         first = min((s.start for s in segments), default=position.num_tokens)
         while node.parent is not None and node.end > first:
-            node.payload.put(clip_all(segments, node.start, node.end))
+            part = clip_all(segments, node.start, node.end)
+            node.payload.put(part, self._cache.conflict_policy, self._cache.layout.missing)
+            self._cache.lru.enqueue(node)
             node = node.parent
         self._cache.lru.touch(position.node)
 

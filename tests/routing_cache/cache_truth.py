@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import numpy as np
 
-from routing_cache import RoutingCache, RowLayout
-from routing_cache.radix_tree import TOKEN_BYTES
+from routing_cache import RoutingCache, RowLayout, RowsLease
+from routing_cache.radix_tree import TOKEN_BYTES, Node
 from routing_cache.routed_experts import Rows
+from routing_cache.row_index import RowIndex
 from routing_cache.segments import Slab
 
 LAYOUT = RowLayout(num_hidden_layers=3, moe_layers=(1, 2), num_experts=16, moe_top_k=2)
@@ -36,8 +40,13 @@ def random_rows(rng: np.random.Generator, num_rows: int, layout: RowLayout) -> R
     return order[:, :, : layout.moe_top_k].astype(layout.dtype)
 
 
-def check_integrity(cache: RoutingCache) -> None:
-    """Every invariant of trees, segments, byte counts and pins; the rows against the truth."""
+def check_integrity(
+    cache: RoutingCache, leases: Iterable[RowsLease] | None = None, *, rows_are_true: bool = True
+) -> None:
+    """Every invariant of trees, segments, byte counts and pins; the rows against the truth.
+
+    With ``leases``, all that are open, the pins must be exactly theirs and the sessions'.
+    """
     num_nodes = edge_bytes = 0
     leaves = set()
     for version, tree in cache.trees():
@@ -57,19 +66,49 @@ def check_integrity(cache: RoutingCache) -> None:
                 position = segment.stop
                 assert segment.provenance.weight_version == version
                 assert segment.offset + segment.stop - segment.start <= segment.slab.used
-                expected = true_rows(version, tokens, segment.start, segment.stop)
-                np.testing.assert_array_equal(segment.rows, expected)
+                rows = segment.rows
+                assert segment.has_missing or not (rows == LAYOUT.missing).any()
+                if rows_are_true:
+                    expected = true_rows(version, tokens, segment.start, segment.stop)
+                    np.testing.assert_array_equal(rows, expected)
             if node.payload.prefix_known:
                 for step in tree.path(node):
                     assert step.payload.known_until(step.start) == step.end
     assert cache.lru.num_nodes == num_nodes
     assert cache.lru.edge_bytes == edge_bytes
-    assert set(cache.lru.leaves) == leaves
-    pinned: dict[Slab, int] = {}
+    check_order_of_eviction(cache, leaves)
+    check_pins_and_bytes(cache, leases)
+
+
+def check_order_of_eviction(cache: RoutingCache, leaves: set[Node[RowIndex]]) -> None:
+    """Every leaf stands in the order once, or waits for a slab that is pinned or just came free."""
+    queued = [node for _, _, node in cache.lru._queue]
+    assert len(set(queued)) == len(queued)
+    assert all(node.queued for node in queued)
+    assert sum(node.parent is None for node in queued) == cache.lru._num_gone
+    assert all(last_used <= node.last_used for last_used, _, node in cache.lru._queue)
+    waiting = set()
+    for slab, nodes in cache.evictor._aside.items():
+        waiting |= set(nodes)
+        assert slab.awaited == (slab.pins > 0) or slab in cache.store._unpinned
+    assert leaves <= set(queued) | waiting
+
+
+def check_pins_and_bytes(cache: RoutingCache, leases: Iterable[RowsLease] | None) -> None:
+    pinned: Counter[Slab] = Counter()
     for session in cache._sessions.values():
-        for slab in session._pinned:
-            pinned[slab] = pinned.get(slab, 0) + 1
+        pinned.update(session._pinned)
         assert {s.slab for s in session._segments} == session._pinned
+    for lease in leases or ():
+        pinned.update(*lease._held)
+    num_bytes = 0
     for slab in cache.store._slabs:
-        assert slab.pins >= pinned.get(slab, 0)
+        assert slab.pins == pinned[slab] if leases is not None else slab.pins >= pinned[slab]
         assert slab.used <= len(slab.rows)
+        num_bytes += 0 if slab.spilled else slab.rows.nbytes
+        num_bytes += 0 if slab.digests is None else slab.digests.nbytes
+    assert cache.store.memory_bytes >= num_bytes
+    if leases is not None:
+        assert cache.store.memory_bytes == num_bytes
+        token_bytes = sum(session.token_bytes for session in cache._sessions.values())
+        assert cache.held_bytes() == num_bytes + token_bytes + cache.lru.num_bytes

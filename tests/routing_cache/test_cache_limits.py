@@ -103,6 +103,40 @@ def test_later_answers_replace_rows_in_few_pieces() -> None:
     assert cache.stats().disagreements.differing == 5
 
 
+@pytest.mark.parametrize(("policy", "own", "tree"), [("first", "AAABA", "AAAAA"), ("latest",) * 3])
+def test_a_row_filled_late_leaves_what_siblings_know(policy: str, own: str, tree: str) -> None:
+    """Between the two answers of one session a sibling brought the row that the first one missed.
+
+    Under ``latest`` the second answer misses that row too, between rows that it replaces.
+    """
+    cache = RoutingCache(ONE_LAYER, conflict_policy=policy)  # type: ignore[arg-type]
+    first, second = rows_a_and_b()
+    with_gap = first.copy()
+    with_gap[3] = 255
+    if policy == "latest":
+        own, tree = "BBB-B", "BBBAB"
+        second[3] = 255
+    with cache.session(1) as session:
+        session.record(TOKENS, with_gap, start=0, weight_version=1, num_prefill=9)
+        assert record(cache, first) == "AAAAAAAAA"
+        later = np.concatenate([second, second[:1]])
+        session.record([10], later, start=0, weight_version=1, num_prefill=10)
+        with session.lease() as lease:
+            assert letters(lease.gather(stop=5)[0]) == own
+    assert in_tree(cache, 1)[:5] == tree
+
+
+def test_rows_that_neither_answer_knows_are_not_compared() -> None:
+    cache = RoutingCache(ONE_LAYER)
+    first, _ = rows_a_and_b()
+    first[3], first[4] = 255, 255
+    second = first.copy()
+    second[4] = 0, 1
+    record(cache, first)
+    record(cache, second)
+    assert cache.stats().disagreements.compared == 7
+
+
 def test_one_changed_id_is_missed_with_odds_near_two_to_the_minus_60() -> None:
     """An id that differs by 64 in the last places of its word leaves few bits in one of the sums.
 

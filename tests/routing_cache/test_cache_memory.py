@@ -242,8 +242,64 @@ def test_an_entry_that_grows_again_after_an_eviction_does_not_claim_new_rows() -
         )
         session.close()
     assert cache.match([2], {1}) == (1, 1, (1,))
-    for leaf in list(cache.lru.leaves):
+    stem = cache.tree(1).root.children[np.int32(2).tobytes()]
+    for leaf in list(stem.children.values()):
         cache.lru.remove(leaf)
     fill(cache, 2, 5).close()
     assert cache.match([2, 1, 2, 3, 4], {1}) == (5, 4, (1,))
     check_integrity(cache)
+
+
+def test_pinned_leaves_are_passed_once_and_come_back_when_their_pins_go() -> None:
+    """Else every eviction at a full budget would walk over all of them."""
+    cache = RoutingCache(LAYOUT, budget_bytes=200_000)
+    leases = []
+    for first in range(100, 140):
+        with fill(cache, first, 50) as session:
+            leases.append(session.lease())
+    for first in range(1000, 1200):
+        fill(cache, first, 50).close()
+    assert cache.stats().rows_evicted > 0
+    in_order = {node for _, _, node in cache.lru._queue}
+    assert not any(node.payload.pinned_slab() for node in in_order)
+    check_integrity(cache, leases)
+    rows_of(cache, 110, 50)  # used last: goes after the others
+    for lease in leases:
+        lease.release()
+    check_integrity(cache, ())
+    for first in range(2000, 2160):
+        fill(cache, first, 50).close()
+    assert [rows_of(cache, first, 50) for first in (100, 139, 1199)] == [0, 0, 0]
+    cache.evict(1 << 30)
+    assert cache.held_bytes() == 0
+
+
+def test_a_leaf_that_lost_its_pinned_rows_to_a_split_can_be_evicted() -> None:
+    """It was set aside for a lease on rows that its upper half holds now."""
+    cache = RoutingCache(LAYOUT)
+    with fill(cache, 100, 50) as session:
+        prefix = session.branch(20)
+        lease = prefix.lease()
+        prefix.close()
+        more = (100, *range(1, 50), 7, 8)
+        session.record(
+            np.array([7, 8], np.int32),
+            true_rows(1, more, 49, 51),
+            start=49,
+            weight_version=1,
+            num_prefill=0,
+        )
+    assert cache.evict(1) == 0
+    with cache.session(1) as other:
+        tokens = (100, *range(1, 49), 3, 4)
+        other.record(
+            np.array(tokens, np.int32),
+            true_rows(1, tokens, 0, 50),
+            start=0,
+            weight_version=1,
+            num_prefill=49,
+        )
+    check_integrity(cache, [lease])
+    assert cache.evict(1 << 30) > 0
+    check_integrity(cache, [lease])
+    assert rows_of(cache, 100, 50) <= 49

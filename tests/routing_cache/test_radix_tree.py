@@ -120,12 +120,15 @@ def test_the_least_recently_used_leaf_comes_first() -> None:
     b = insert(tree, key(1, 2, 4)).node
     assert a is not b
     lru.touch(tree.walk(key(1, 2, 3)).node)
-    oldest = next(iter(lru.leaves))
+    oldest = lru.oldest()
+    assert oldest is not None
     assert oldest is tree.walk(key(1, 2, 4)).node
     lru.remove(oldest)
-    remaining = next(iter(lru.leaves))
+    remaining = lru.oldest()
+    assert remaining is not None
     assert remaining is tree.walk(key(1, 2, 3)).node
     lru.remove(remaining)
-    parent = next(iter(lru.leaves))
+    parent = lru.oldest()
+    assert parent is not None
     assert parent.start == 0
     assert stem is parent or stem is a
