@@ -33,6 +33,9 @@ def collapse(
     ),
     seeds: Annotated[int, typer.Option(help="seeds of every method")] = 3,
     steps: Annotated[int, typer.Option(help="training steps of every run")] = 25,
+    engine: Annotated[
+        str, typer.Option(help="bfloat16, fp8_simulated or int4_simulated")
+    ] = "int4_simulated",
     show: Annotated[bool, typer.Option("--show", help="run nothing, sum up")] = False,
 ) -> None:
     """GRPO, GRPO + TIS, GSPO, GRPO + R3 and GSPO + R3 under an engine that disagrees strongly.
@@ -40,12 +43,16 @@ def collapse(
     One run folder a cell; finished cells are skipped. Writes results.md, results.json and
     curves.png after every cell. About 30 minutes on one free core.
     """
-    from agent_rl.study.cells import Setting
+    from agent_rl.study.cells import ENGINES, Setting
     from agent_rl.study.collapse import outcomes, run_study
     from agent_rl.study.report import markdown, plot, to_json
 
+    if engine not in ENGINES:
+        raise typer.BadParameter(
+            f"got {engine!r}, expected one of {', '.join(ENGINES)}", param_hint="--engine"
+        )
     console = Console()
-    setting = Setting(num_seeds=seeds, steps=steps)
+    setting = Setting(num_seeds=seeds, steps=steps, engine_dtype=ENGINES[engine])
 
     def write(so_far: Sequence[Outcome]) -> None:
         write_aside(folder / "results.md", markdown(so_far).encode())

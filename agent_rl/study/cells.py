@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from agent_rl.config import (
     AgentConfig,
@@ -24,6 +24,9 @@ from agent_rl.config import (
     RunConfig,
     TrainConfig,
 )
+
+EngineDtype = Literal["bfloat16", "fp8_simulated", "int4_simulated"]
+ENGINES: Mapping[str, EngineDtype] = {name: name for name in get_args(EngineDtype)}
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ MINI_STEPS = (1, 4)
 class Setting:
     """What all cells share."""
 
-    engine_dtype: Literal["bfloat16", "fp8_simulated", "int4_simulated"] = "int4_simulated"
+    engine_dtype: EngineDtype = "int4_simulated"
     steps: int = 25
     groups_per_step: int = 12
     group_size: int = 8
