@@ -103,9 +103,10 @@ class Pipeline:
 
     def require_finite_gradients(self) -> None:
         """Raises ``TrainerError`` on every rank when any rank's gradient is not finite."""
+        chunks: Any = self.chunks  # Megatron shadows Module.buffers with its list
         finite = all(
             bool(buffer.grad_data.sum().isfinite())
-            for chunk in self.chunks
+            for chunk in chunks
             for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)
         )
         if not collectives.all_true(finite, self.device):
