@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import orjson
 
@@ -36,7 +37,7 @@ class Outcome:
     after: float
     best_rate: float  # of training, best mean of five steps
     last_rate: float  # mean of the last five
-    kl_first: float  # mean k3 of the first five steps
+    kl_first: float  # median k3 of the first five steps: a mean would be that of one token
     kl_last: float
     f2_max: float
     collapsed: bool
@@ -62,8 +63,8 @@ def read_outcome(cell: Cell, folder: Path) -> Outcome | None:
         after=after,
         best_rate=best,
         last_rate=last,
-        kl_first=_mean(kls[:_WINDOW]),
-        kl_last=_mean(kls[-_WINDOW:]),
+        kl_first=median(kls[:_WINDOW] or [0.0]),
+        kl_last=median(kls[-_WINDOW:] or [0.0]),
         f2_max=max(_series(metrics, "f_2"), default=0.0),
         collapsed=bool(error) or last < COLLAPSED_BELOW * best,
         error=error,

@@ -22,7 +22,7 @@ _COLOURS = {
 }
 _HEAD = (
     "| mini-steps | method | seeds | held-out before | held-out after (each seed) | median after "
-    "| KL first 5 | KL last 5 | largest F(2) | collapsed |"
+    "| KL, first 5 steps | KL, last 5 steps | largest F(2) | collapsed |"
 )
 
 

@@ -89,6 +89,7 @@ def test_collapse_is_half_of_the_best_rate_or_a_broken_step(
     outcome = read_outcome(cell, tmp_path / cell.name)
     assert outcome is not None
     assert (outcome.collapsed, outcome.error) == (collapsed, failure)
+    assert outcome.kl_first == pytest.approx(3e-3)
     assert outcome.best_rate == pytest.approx(max(rates[:5] + rates[-5:]), abs=0.2)
 
 
