@@ -13,8 +13,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from agent_rl.commands.source import open_source
+from agent_rl.config_io import load_resolved
+from agent_rl.errors import CheckpointError
 from agent_rl.policies import policy_folder
+from agent_rl.trainer.checkpoint import CheckpointStore
 
 
 def export_policy(run: Path, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -23,13 +25,16 @@ def export_policy(run: Path, folder: Path, dtype: torch.dtype = torch.bfloat16) 
     Everything but the weights comes from the policy that the run started from: its checkpoints
     leave out what only transformers reads. Raises ``CheckpointError`` when there is no checkpoint.
     """
-    opened = open_source(run, [])
+    newest = CheckpointStore(run / "checkpoints").latest()
+    if newest is None:
+        raise CheckpointError(f"{run} has no checkpoint yet: got=none expected=at least one")
     folder.mkdir(parents=True, exist_ok=True)
-    for file in policy_folder(opened.config.policy.path).iterdir():
+    start = load_resolved(run / "config.yaml").policy.path
+    for file in policy_folder(start).iterdir():
         if file.is_file() and file.suffix == ".json":
             shutil.copyfile(file, folder / file.name)
     weights: dict[str, torch.Tensor] = {}
-    for file in sorted(opened.policy.glob("*.safetensors")):
+    for file in sorted(newest.folder.glob("*.safetensors")):
         weights |= {name: t.to(dtype).contiguous() for name, t in load_file(file).items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
