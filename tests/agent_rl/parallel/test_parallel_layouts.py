@@ -60,11 +60,12 @@ def check_modes(found: dict, alone: dict) -> None:
 
 @pytest.mark.slow
 @pytest.mark.megatron
-@pytest.mark.parametrize("combination", QUICK, ids=by_name)
 def test_a_layout_of_each_kind_equals_one_process(
-    combination: Combination, quick_results: Results, launcher: Launcher
+    quick_results: Results, launcher: Launcher
 ) -> None:
-    check(combination, quick_results[combination.name], launcher.one_process)
+    """One test, so that workers that share the suite do not each start the ranks."""
+    for combination in QUICK:
+        check(combination, quick_results[combination.name], launcher.one_process)
 
 
 @pytest.mark.parallel
