@@ -207,13 +207,13 @@ def _mark_experts(model: GPTModel) -> None:
     then weights would drift apart, and with experts spread over those ranks some would be left
     out of the norm.
     """
-    dense = parallel_state.get_data_parallel_group(with_context_parallel=True).size()
-    experts = parallel_state.get_expert_data_parallel_group().size()
+    dense = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
     tensor_parallel = parallel_state.get_tensor_model_parallel_world_size() > 1
-    if dense == experts and not tensor_parallel:
+    if dense == parallel_state.get_expert_data_parallel_world_size() and not tensor_parallel:
         return
     for layer in (module for module in model.modules() if isinstance(module, MoELayer)):
-        for parameter in layer.experts.parameters():
+        experts: Any = layer.experts
+        for parameter in experts.parameters():
             # Gradients go to the expert-data-parallel group; every rank's count in its norm.
             parameter.allreduce = False  # type: ignore[attr-defined]
             parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
