@@ -242,3 +242,32 @@ def test_what_would_be_computed_differently_is_refused(
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ConfigError, match=message):
         ModelShape.from_folder(tmp_path)
+
+
+def test_no_pass_moves_the_selection_bias(
+    tmp_path: Path, make_trainer, make_samples, process_group
+) -> None:
+    """Scoring and the update leave it; the router's weights learn under replay."""
+    folder = write_family(tmp_path, "deepseek_v3")
+    trainer, samples = make_trainer(folder), make_samples([9, 14], folder=folder)
+    before = trainer.publish_weights()
+    trainer.score(samples, "off", live_routing=True)
+    trainer.score(samples, "r3")
+    assert all(torch.equal(t, before[name]) for name, t in trainer.publish_weights().items())
+    trainer.step(samples)
+    after = trainer.publish_weights()
+    moved = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    biases = {name for name in after if name.endswith("e_score_correction_bias")}
+    assert biases == set(after) - moved
+    (tmp_path / "saved").mkdir()
+    trainer.save(tmp_path / "saved")
+    other = make_trainer(folder)
+    other.load(tmp_path / "saved")
+    assert all(torch.equal(t, after[name]) for name, t in other.publish_weights().items())
+
+
+def test_latent_attention_is_not_trained_wrongly_under_tensor_parallelism(tmp_path: Path) -> None:
+    shape = ModelShape.from_folder(write_family(tmp_path, "deepseek_v3"))
+    trainer = TrainerConfig(tensor_parallel=2, sequence_parallel=True, layer_spec="portable")
+    with pytest.raises(ConfigError, match=r"trainer\.tensor_parallel: got 2, expected 1"):
+        transformer_config(shape, trainer)
