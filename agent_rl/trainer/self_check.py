@@ -138,10 +138,8 @@ class _Pair:
         self.maps = param_maps(self.model, self.shape)
         load_weights(self.maps, FolderTensors(folder))
         self.device = self.maps[0].parameters[0].device
-        self.other: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32
-        )
-        self.other.to(self.device)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.other: torch.nn.Module = loaded.to(self.device)
         generator = torch.Generator().manual_seed(0)
         batch = (size.num_sequences, size.length)
         ids = torch.randint(0, self.shape.vocab_size, batch, generator=generator)
