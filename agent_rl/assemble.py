@@ -34,9 +34,7 @@ class BatchCollector:
     groups: GroupCollector
     environments: Environments
 
-    async def __call__(
-        self, tasks: Sequence[Task], step: int, first_group: int = 0
-    ) -> list[Group]:
+    async def __call__(self, tasks: Sequence[Task], step: int, first_group: int = 0) -> list[Group]:
         self.environments.begin_batch()
         return await self.groups(tasks, step, first_group)
 

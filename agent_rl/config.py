@@ -148,7 +148,7 @@ class RoutingConfig:
 
 @dataclass(frozen=True)
 class AlgorithmConfig:
-    """What is optimised. ``null`` is the value that belongs to ``loss``: ``agent_rl.algorithms``."""
+    """What is optimised. ``null`` takes the value that ``loss`` has in ``agent_rl.algorithms``."""
 
     loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sft"] = "grpo"
     advantage: Literal["grpo", "dr_grpo"] | None = None  # dr_grpo: not divided by the std

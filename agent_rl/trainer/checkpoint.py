@@ -174,7 +174,7 @@ def damage(folder: Path, *, contents: bool = True) -> str | None:
         return f"{MANIFEST} cannot be read ({error})"
     if not entries:
         return f"{MANIFEST} lists no files"
-    for name, size, digest in entries:
+    for name, size, _ in entries:
         file = folder / name
         if not file.is_file():
             return f"{name} is missing"

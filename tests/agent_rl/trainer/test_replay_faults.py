@@ -75,9 +75,7 @@ def test_a_strict_step_names_the_samples_and_moves_nothing(lossy, make_trainer) 
 
 
 @pytest.mark.megatron
-def test_a_mixed_step_reports_the_fraction_and_stops_above_the_allowed(
-    lossy, make_trainer
-) -> None:
+def test_a_mixed_step_reports_the_fraction_and_stops_above_the_allowed(lossy, make_trainer) -> None:
     targets = sum(int(sample.loss_mask[1:].sum()) for sample in lossy)
     lost = int(lossy[3].loss_mask[1:].sum()) + 1  # all of the second, the last of the third
     fed = sum(LENGTHS) - len(LENGTHS)
