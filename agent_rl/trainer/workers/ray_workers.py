@@ -129,8 +129,8 @@ class RayWorkers:
 
     def _launch(self, config: RunConfig, model_path: Path) -> None:
         count = num_processes(config.trainer)
-        self._group = _reserve(count, config.trainer.worker_timeout_s)
-        resources = self._group.bundle_specs[0]
+        group = self._group = _reserve(count, config.trainer.worker_timeout_s)
+        resources = group.bundle_specs[0]
         make_actor: Any = ray.remote  # its stubs know no concurrency groups
         actor_class = make_actor(concurrency_groups={"watch": 1})(RankActor)
         actors = [
