@@ -54,6 +54,9 @@ class VLLMLaunch:
             environment |= {
                 "PYTHONPATH": str(CPU_SHIM),
                 "CUDA_VISIBLE_DEVICES": "",
+                # Some operators compile themselves even so: minutes of C++ for a tiny model, and
+                # an error where the environment's path has a space in it.
+                "TORCHDYNAMO_DISABLE": "1",
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             }
         return ServerSpec(
