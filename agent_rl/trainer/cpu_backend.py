@@ -228,6 +228,8 @@ def install() -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("megatron.core") and getattr(module, "torch", None) is torch:
             _patches.set(module, "torch", _proxy)
+        if name.startswith("megatron.core"):
+            _run_uncompiled(module)
 
 
 def uninstall() -> None:
@@ -257,6 +259,21 @@ def quiet() -> Iterator[None]:
         # Where torch reports that Megatron calls a collective by its old name.
         warnings.filterwarnings("ignore", module=r"torch\.distributed\.c10d_logger")
         yield
+
+
+def _run_uncompiled(module: types.ModuleType) -> None:
+    """Take torch.compile off the functions and methods of a module.
+
+    It fuses a few operations for a GPU. Here it would call a C++ compiler in the middle of a step,
+    and fail where there is none or where the environment's path has a space in it.
+    """
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    for owner in (module, *(c for c in classes if c.__module__ == module.__name__)):
+        for name, value in list(vars(owner).items()):
+            if isinstance(value, types.FunctionType):  # not the mocks of absent packages
+                original = getattr(value, "_torchdynamo_orig_callable", None)
+                if original is not None:
+                    _patches.set(owner, name, original)
 
 
 def _patch_functions() -> None:
