@@ -59,9 +59,10 @@ def server_spec(tmp_path: Path, code: str = _SERVER) -> ServerSpec:
 def is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1][:3]
+    except (ProcessLookupError, FileNotFoundError):  # it may end between the two
         return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1][:3]
+    return "Z" not in state
 
 
 def wait_gone(pid: int) -> None:
