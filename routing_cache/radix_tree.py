@@ -50,6 +50,7 @@ class Node(Generic[P]):
         "parent",
         "payload",
         "queued",
+        "recent",
         "start",
     )
 
@@ -60,6 +61,7 @@ class Node(Generic[P]):
         self.payload = payload
         self.last_used = 0
         self.queued = False  # an entry of the order of eviction is for it
+        self.recent: Node[P] | None = None  # the child that a walk entered last, tried first
         self.children: dict[bytes, Node[P]] = {}
 
     @property
@@ -139,6 +141,8 @@ class NodeLru(Generic[P]):
         assert parent is not None
         assert not node.children
         del parent.children[node.edge[:TOKEN_BYTES]]
+        if parent.recent is node:
+            parent.recent = None
         node.parent = None
         self.num_nodes -= 1
         self.edge_bytes -= len(node.edge)
@@ -190,12 +194,19 @@ class RadixTree(Generic[P]):
             if inside + common < len(node.edge):
                 return Position(node, num_tokens + common // TOKEN_BYTES)
         starts_with, width = key.startswith, TOKEN_BYTES
-        while done < size:
-            try:  # a miss ends the walk, so hits should be cheap: this runs once a node
-                node = node.children[key[done : done + width]]
+        while done < size:  # runs once a node, so each step of it counts
+            child = node.recent
+            if child is not None and starts_with(child.edge, done):
+                node = child
+                done += len(child.edge)
+                continue
+            try:
+                child = node.children[key[done : done + width]]
             except KeyError:
                 break
-            edge = node.edge
+            node.recent = child
+            node = child
+            edge = child.edge
             if starts_with(edge, done):
                 done += len(edge)
                 continue
@@ -254,6 +265,8 @@ class RadixTree(Generic[P]):
         upper = Node(node.edge[:cut], node.start, parent, node.payload)
         node.payload = upper.payload.split(at)
         parent.children[upper.edge[:TOKEN_BYTES]] = upper
+        if parent.recent is node:
+            parent.recent = upper
         self._lru.edge_bytes -= cut
         node.edge = node.edge[cut:]
         node.start = at

@@ -50,7 +50,9 @@ def check_integrity(
     num_nodes = edge_bytes = 0
     leaves = set()
     for version, tree in cache.trees():
+        check_recent_child(tree.root)
         for node in tree.nodes():
+            check_recent_child(node)
             num_nodes += 1
             edge_bytes += len(node.edge)
             if not node.children:
@@ -78,6 +80,12 @@ def check_integrity(
     assert cache.lru.edge_bytes == edge_bytes
     check_order_of_eviction(cache, leaves)
     check_pins_and_bytes(cache, leases)
+
+
+def check_recent_child(node: Node[RowIndex]) -> None:
+    """A child that was split or evicted is no longer the one a walk tries first."""
+    recent = node.recent
+    assert recent is None or node.children[recent.edge[:TOKEN_BYTES]] is recent
 
 
 def check_order_of_eviction(cache: RoutingCache, leaves: set[Node[RowIndex]]) -> None:
