@@ -22,8 +22,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agent_rl.config import RunConfig
-from agent_rl.config_rules import check_rules, check_rules_anywhere
 from agent_rl.errors import ConfigError
+from agent_rl.rules import check_rules, check_rules_anywhere
 
 _T = TypeVar("_T")
 _OVERRIDE = "override"

@@ -8,7 +8,7 @@ import pytest
 
 from agent_rl.algorithms import CORRECTION_BOUNDS, advice, correction_bounds
 from agent_rl.config import AlgorithmConfig, EngineConfig, RoutingConfig, RunConfig
-from agent_rl.config_rules import check_rules
+from agent_rl.rules import check_rules
 
 
 def faults(routing: dict[str, object] | None = None, **algorithm: object) -> list[str]:

@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_rl.assemble import RENDERERS
 from agent_rl.config import AgentConfig, ImagesConfig, RunConfig, SandboxConfig, TasksConfig
-from agent_rl.config_rules import check_rules_anywhere
 from agent_rl.environments import episode_prompts, load_tasks, open_environments
 from agent_rl.errors import ConfigError
 from agent_rl.image_environments import image_settings, run_label, side_of
+from agent_rl.rules import check_rules_anywhere
 from envs.actions import FORMATS, HermesJson, ToolCall
 
 TEMPLATE = (

@@ -47,7 +47,7 @@ def read_shape(folder: Path) -> ModelShape:
     fields = Fields(raw)
     shape = FAMILIES[kind](fields)
     if fields.problems:
-        raise ConfigError([f"{path}: {problem}" for problem in fields.problems])
+        raise ConfigError([f"{path}: {problem}" for problem in dict.fromkeys(fields.problems)])
     return shape
 
 

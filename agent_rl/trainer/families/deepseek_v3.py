@@ -7,15 +7,20 @@ inference engines do; transformers has 1e-6 there whatever the configuration say
 
 from __future__ import annotations
 
+from agent_rl.trainer.families.common import (
+    moe_layers_after_prefix,
+    shared_width,
+    sigmoid_router,
+)
 from agent_rl.trainer.families.fields import Fields
-from agent_rl.trainer.shape import LatentAttention, ModelShape, RouterRule
+from agent_rl.trainer.shape import LatentAttention, ModelShape
 
 
 def shape(fields: Fields) -> ModelShape:
     fields.require("hidden_act", "silu")
     fields.require("attention_bias", False)
     fields.require("rope_interleave", True)
-    num_layers, heads = fields.int("num_hidden_layers"), fields.int("num_attention_heads")
+    heads = fields.int("num_attention_heads")
     latent = LatentAttention(
         q_rank=fields.maybe_int("q_lora_rank"),
         kv_rank=fields.int("kv_lora_rank"),
@@ -23,20 +28,19 @@ def shape(fields: Fields) -> ModelShape:
         rope_dim=fields.int("qk_rope_head_dim"),
         v_dim=fields.int("v_head_dim"),
     )
-    expert_width = fields.int("moe_intermediate_size")
     return ModelShape(
         family="deepseek_v3",
         vocab_size=fields.int("vocab_size"),
         hidden_size=fields.int("hidden_size"),
-        num_layers=num_layers,
+        num_layers=fields.int("num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=heads,
         head_dim=latent.nope_dim + latent.rope_dim,
         dense_width=fields.int("intermediate_size"),
-        expert_width=expert_width,
+        expert_width=fields.int("moe_intermediate_size"),
         num_experts=fields.int("n_routed_experts", "num_local_experts"),
         moe_top_k=fields.int("num_experts_per_tok"),
-        moe_layers=tuple(range(fields.maybe_int("first_k_dense_replace") or 0, num_layers)),
+        moe_layers=moe_layers_after_prefix(fields),
         tie_embeddings=fields.bool("tie_word_embeddings"),
         norm_eps=fields.float("rms_norm_eps"),
         rope_theta=fields.rope_theta,
@@ -45,26 +49,5 @@ def shape(fields: Fields) -> ModelShape:
         qk_norm=False,
         latent=latent,
         yarn=fields.yarn(),
-        shared_width=expert_width * (fields.maybe_int("n_shared_experts") or 0),
-    )
-
-
-def sigmoid_router(fields: Fields) -> RouterRule:
-    """The rule that DeepSeek-V3 and GLM-4.5 share."""
-    fields.require("norm_topk_prob", True)
-    fields.require("scoring_func", "sigmoid")
-    fields.require("topk_method", "noaux_tc")
-    groups, chosen = fields.maybe_int("n_group") or 1, fields.maybe_int("topk_group") or 1
-    top_k = fields.int("num_experts_per_tok")
-    # A group is ranked by its two best experts; Megatron ranks it by its (top_k / groups) best.
-    if chosen < groups and top_k // chosen != 2:
-        fields.problems.append(
-            f"topk_group: not covered, got={chosen} expected=half of num_experts_per_tok ({top_k})"
-        )
-    return RouterRule(
-        score="sigmoid",
-        scaling=fields.float("routed_scaling_factor", 1.0),
-        selection_bias=True,
-        num_groups=groups if chosen < groups else 1,
-        topk_groups=chosen if chosen < groups else 1,
+        shared_width=shared_width(fields),
     )

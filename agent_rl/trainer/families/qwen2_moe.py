@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from agent_rl.trainer.families.common import grouped_query, stepped_moe_layers
 from agent_rl.trainer.families.fields import Fields
-from agent_rl.trainer.families.qwen3_moe import moe_layers
 from agent_rl.trainer.shape import HFNames, ModelShape, RouterRule
 
 
 def shape(fields: Fields) -> ModelShape:
-    fields.require("hidden_act", "silu")
     fields.require("use_sliding_window", False)
-    fields.require_plain_rope()
-    hidden, heads = fields.int("hidden_size"), fields.int("num_attention_heads")
-    return ModelShape(
-        family="qwen2_moe",
-        vocab_size=fields.int("vocab_size"),
-        hidden_size=hidden,
-        num_layers=fields.int("num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=fields.int("num_key_value_heads"),
-        head_dim=fields.maybe_int("head_dim") or hidden // heads,
-        dense_width=fields.int("intermediate_size"),
+    common = grouped_query(
+        fields,
+        "qwen2_moe",
+        moe_layers=stepped_moe_layers(fields),
         expert_width=fields.int("moe_intermediate_size"),
         num_experts=fields.int("num_experts"),
-        moe_top_k=fields.int("num_experts_per_tok"),
-        moe_layers=moe_layers(fields),
-        tie_embeddings=fields.bool("tie_word_embeddings"),
-        norm_eps=fields.float("rms_norm_eps"),
-        rope_theta=fields.rope_theta,
-        max_positions=fields.int("max_position_embeddings"),
+    )
+    return replace(
+        common,
         router=RouterRule(normalise=fields.bool("norm_topk_prob")),
         names=HFNames(shared="mlp.shared_expert."),
-        qk_norm=False,
         qkv_bias=fields.bool("qkv_bias", default=True),
         shared_width=fields.int("shared_expert_intermediate_size"),
         shared_gate=True,

@@ -8,8 +8,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from agent_rl.config_rules import check_rules
 from agent_rl.errors import AgentRLError
+from agent_rl.rules import check_rules
 from agent_rl.store.run_folder import read_metrics
 from agent_rl.study.cells import METHODS, MINI_STEPS, Cell, Setting, cells
 from agent_rl.study.collapse import outcomes, run_study, train_cell

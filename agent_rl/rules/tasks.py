@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 
 from agent_rl.config import AgentConfig, ImagesConfig, RunConfig, SandboxConfig, TasksConfig
+from agent_rl.rules.fault import Fault, Rule
 from envs.actions import load_prompts
 from envs.errors import TaskError
 from envs.sandbox.docker.options import check_network
 
-Fault = tuple[str, str]  # key, what is wrong
 _ROW_KEYS = ("rows", "rows_split", "heldout_fraction")
 _TEMPLATE_KEYS = ("action_format", "prompts", "observation_role", "on_rewrite")
 
@@ -104,4 +104,4 @@ def _untouched(
             yield f"{section}.{name}", f"got {value!r}, expected {default!r}: only read for {where}"
 
 
-TASK_RULES: tuple[Callable[[RunConfig], Iterator[Fault]], ...] = (_rows, _template, _containers)
+TASK_RULES: tuple[Rule, ...] = (_rows, _template, _containers)

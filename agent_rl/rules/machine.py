@@ -1,0 +1,80 @@
+"""Rules about this machine: what is installed, and where the policy lies."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from agent_rl.config import RunConfig
+from agent_rl.errors import ConfigError
+from agent_rl.policies import policy_folder
+from agent_rl.rules.fault import Fault, Rule
+
+
+def _sandbox_program(config: RunConfig) -> Iterator[Fault]:
+    """Cheap part of the check; whether the program really works is probed before the run."""
+    programs = {"bubblewrap": "bwrap", "unshare": "unshare"}
+    kind = config.sandbox.kind
+    wanted = list(programs) if kind == "auto" else [kind] if kind in programs else []
+    if wanted and not any(shutil.which(programs[name]) for name in wanted):
+        names = " or ".join(programs[name] for name in wanted)
+        yield (
+            "sandbox.kind",
+            f"got {kind}, expected {names} on the PATH; install it (apt-get install bubblewrap)",
+        )
+
+
+def _ray_program(config: RunConfig) -> Iterator[Fault]:
+    if config.trainer.launcher == "ray" and find_spec("ray") is None:
+        yield (
+            "trainer.launcher",
+            "got ray, which is not installed: expected the cluster extra; install it with "
+            "pip install 'agent-rl[cluster]', or set trainer.launcher=local",
+        )
+
+
+def _divides(config: RunConfig) -> Iterator[Fault]:
+    """Parallel sizes against the policy's own."""
+    try:
+        text = (policy_folder(config.policy.path) / "config.json").read_text()
+    except (ConfigError, OSError):
+        return  # reported by another rule
+    model = json.loads(text)
+    names = ("num_experts", "n_routed_experts", "num_local_experts")
+    experts = next((name for name in names if name in model), names[0])
+    for key, size, what in (
+        ("trainer.expert_parallel", config.trainer.expert_parallel, experts),
+        ("trainer.tensor_parallel", config.trainer.tensor_parallel, "num_attention_heads"),
+        ("trainer.tensor_parallel", config.trainer.tensor_parallel, "num_key_value_heads"),
+        ("trainer.tensor_parallel", config.trainer.tensor_parallel, "vocab_size"),
+        ("trainer.pipeline_parallel", config.trainer.pipeline_parallel, "num_hidden_layers"),
+    ):
+        total = model.get(what)
+        if isinstance(total, int) and size > 0 and total % size:
+            yield key, f"got {size}, expected a divisor of the policy's {what} ({total})"
+    layers, stages = model.get("num_hidden_layers"), config.trainer.pipeline_parallel
+    chunks = stages * config.trainer.virtual_pipeline
+    if config.trainer.virtual_pipeline > 1 and isinstance(layers, int) and layers % chunks:
+        yield (
+            "trainer.virtual_pipeline",
+            f"got {config.trainer.virtual_pipeline}, expected a number that, times "
+            f"trainer.pipeline_parallel ({stages}), divides num_hidden_layers ({layers})",
+        )
+
+
+def _policy(config: RunConfig) -> Iterator[Fault]:
+    try:
+        policy_folder(config.policy.path)
+    except ConfigError as error:
+        for problem in error.problems:
+            yield "policy.path", problem.removeprefix("policy.path: ")
+
+
+MACHINE_RULES: tuple[Rule, ...] = (
+    _sandbox_program,
+    _ray_program,
+    _divides,
+    _policy,
+)
