@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from bytes_tokenizer import PLAIN, bytes_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from agent_rl.assemble import RENDERERS
@@ -19,10 +19,6 @@ from agent_rl.image_environments import image_settings, run_label, side_of
 from agent_rl.rules import check_rules_anywhere
 from envs.actions import FORMATS, HermesJson, ToolCall
 
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 IMAGES = RunConfig(
     tasks=TasksConfig(kind="r2e_gym", rows="rows.jsonl"),
     sandbox=SandboxConfig(kind="docker"),
@@ -171,18 +167,8 @@ def test_a_task_that_is_twice_in_the_file_is_refused(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer over bytes with a chat template."""
-    vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = Tokenizer(models.BPE(vocab, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token="<|im_end|>",
-        additional_special_tokens=["<|im_start|>"],
-    )
-    tokenizer.chat_template = TEMPLATE
     path = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.save_pretrained(path)
+    bytes_tokenizer(PLAIN).save_pretrained(path)
     return path
 
 

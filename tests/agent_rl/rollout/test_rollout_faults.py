@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from bytes_tokenizer import PLAIN, bytes_tokenizer
 from rollout_fakes import ScriptedEnv, make_task, run, says, words_tokenizer
-from test_template import DROPS_THINKING, PLAIN, bytes_tokenizer
+from test_template import DROPS_THINKING
 from transformers import PreTrainedTokenizerBase
 
 from agent_rl.config import AgentConfig, AlgorithmConfig, RolloutConfig, RunConfig

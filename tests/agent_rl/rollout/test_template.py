@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bytes_tokenizer import OPENING, PLAIN, bytes_tokenizer
 from rollout_fakes import ScriptedEnv, make_task, run
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
 from agent_rl.config import AgentConfig
 from agent_rl.engines.scripted import ScriptedGenerator
@@ -21,11 +21,6 @@ from agent_rl.rollout.template import TemplateRenderer, check_template
 from agent_rl.types import GenerateRequest, TokenIds, Trajectory
 from envs.actions.hermes import HermesJson
 
-OPENING = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-PLAIN = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    + OPENING
-)
 # As Qwen3: answers before the last user message lose their think block.
 DROPS_THINKING = (
     "{% set ns = namespace(last=0) %}"
@@ -46,25 +41,6 @@ ONLY_USERS = (
     "{% endif %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}" + OPENING
 )
 NO_CLOSING = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-
-
-def bytes_tokenizer(
-    template: str | None, merges: list[tuple[str, str]] | None = None
-) -> PreTrainedTokenizerFast:
-    """One token a byte, plus ``merges``, plus the two markers."""
-    vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    for left, right in merges or []:
-        vocab[left + right] = len(vocab)
-    backend = Tokenizer(models.BPE(vocab, merges or []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token="<|im_end|>",
-        additional_special_tokens=["<|im_start|>"],
-    )
-    tokenizer.chat_template = template
-    return tokenizer
 
 
 @pytest.mark.parametrize(

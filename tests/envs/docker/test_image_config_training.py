@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from bytes_tokenizer import PLAIN, bytes_tokenizer
 from docker_fixtures import DOCKER_URL
 from r2e_specimens import CALC, SPECIMENS, Specimen, make_image, make_row
 from scripted_server import ScriptedServer, running
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from agent_rl.config import TasksConfig
@@ -32,10 +32,6 @@ from routing_cache import RowLayout
 pytestmark = [pytest.mark.docker, pytest.mark.megatron, pytest.mark.slow]
 STEPS = 2
 WRITE = R2EXml().write
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 PROMPTS = "## system\nRepair $workspace.\n\n## user\nIssue: $issue\n"
 
 
@@ -59,17 +55,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from agent_rl.warmstart.train import TinyMoEShape, build_tiny_moe
 
     folder = tmp_path_factory.mktemp("policy")
-    vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = Tokenizer(models.BPE(vocab, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token="<|im_end|>",
-        additional_special_tokens=["<|im_start|>"],
-    )
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
+    bytes_tokenizer(PLAIN).save_pretrained(folder)
     shape = TinyMoEShape(num_layers=2, num_experts=8, moe_top_k=2, max_positions=8192)
     build_tiny_moe(shape, 264, seed=0).save_pretrained(folder)
     return folder
