@@ -105,8 +105,11 @@ class EngineConfig:
     """The inference engine: embedded, or servers that are launched here or attached to."""
 
     kind: Literal["local", "sglang", "vllm"] = "local"
-    # The simulated ones are the local engine's: bfloat16, products rounded as in fp8 or int4.
-    dtype: Literal["float32", "bfloat16", "fp8_simulated", "int4_simulated"] = "bfloat16"
+    # The simulated ones are the local engine's: bfloat16, products rounded as in fp8 or int4; the
+    # router_ one rounds only the weights that experts are chosen by (a controlled experiment).
+    dtype: Literal[
+        "float32", "bfloat16", "fp8_simulated", "int4_simulated", "router_int4_simulated"
+    ] = "bfloat16"
     capture_routing: bool = True
     max_sessions: int = 256  # KV slots, or requests running on one server
     num_threads: int = 1  # the other core runs the sandboxes

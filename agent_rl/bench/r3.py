@@ -159,7 +159,7 @@ async def play(rollout: Rollout, tasks: Sequence[Task], min_tokens: int) -> list
 
 def _with_dtype(engine: EngineConfig, dtype: str) -> EngineConfig:
     match dtype:
-        case "float32" | "bfloat16" | "fp8_simulated" | "int4_simulated":
+        case "float32" | "bfloat16" | "fp8_simulated" | "int4_simulated" | "router_int4_simulated":
             return replace(engine, dtype=dtype)
         case _:
             raise ValueError(f"engine precision: got={dtype!r} expected one of EngineConfig.dtype")
