@@ -1,9 +1,11 @@
 """The cells of the stability study: which runs it is made of.
 
-The engine rounds weights to int4 and the trainer computes in float32, so a third of all
-(token, layer) sets of the starting policy differ between them. Everything else is the embedded
-training run made shorter. A cell is a method, a number of optimizer steps taken from one rollout
-(``num_mini_steps``: 1 is on-policy for the trainer, 4 is not) and a seed.
+The engine is of low precision and the trainer computes in float32. By default the engine rounds all
+weights to int4, and a third of all (token, layer) sets of the starting policy differ between the
+two; replay takes those away and leaves the error of the values. With ``router_int4_simulated``
+about as many sets differ, and apart from bfloat16 nothing else does. The rest is the embedded
+training run, of another length. A cell is a method, a number of optimizer steps taken from one
+rollout (``num_mini_steps``: 1 is on-policy for the trainer, 4 is not) and a seed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from agent_rl.config import (
     TrainConfig,
 )
 
-EngineDtype = Literal["bfloat16", "fp8_simulated", "int4_simulated"]
+EngineDtype = Literal["bfloat16", "fp8_simulated", "int4_simulated", "router_int4_simulated"]
 ENGINES: Mapping[str, EngineDtype] = {name: name for name in get_args(EngineDtype)}
 
 
@@ -46,12 +48,11 @@ METHODS: Mapping[str, Method] = {
     "grpo_r3": Method("GRPO + R3", "grpo", replay="r3"),
     "gspo_r3": Method("GSPO + R3", "gspo", replay="r3"),
 }
-MINI_STEPS = (1, 4)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all cells share."""
+    """What all cells share; a folder holds cells of one setting."""
 
     engine_dtype: EngineDtype = "int4_simulated"
     steps: int = 25
@@ -59,7 +60,22 @@ class Setting:
     group_size: int = 8
     lr: float = 7e-4
     num_eval: int = 128
-    num_seeds: int = 3
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Which cells there are. It may grow: finished cells of the folder stay finished."""
+
+    methods: tuple[str, ...] = tuple(METHODS)
+    mini_steps: tuple[int, ...] = (1, 4)
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+    def cells(self) -> list[Cell]:
+        """One seed after the other: a study that is stopped early compares whole seeds."""
+        return [
+            Cell(method, mini, seed)
+            for seed, mini, method in product(self.seeds, self.mini_steps, self.methods)
+        ]
 
 
 @dataclass(frozen=True)
@@ -96,11 +112,3 @@ class Cell:
             ),
             eval=EvalConfig(num_tasks=setting.num_eval),
         )
-
-
-def cells(setting: Setting) -> list[Cell]:
-    """All cells, one seed after the other: a study that is stopped early compares whole seeds."""
-    return [
-        Cell(method, mini, seed)
-        for seed, mini, method in product(range(setting.num_seeds), MINI_STEPS, METHODS)
-    ]

@@ -17,7 +17,7 @@ import orjson
 
 from agent_rl.errors import AgentRLError, TrainerError
 from agent_rl.store.run_folder import RunFolder, write_aside
-from agent_rl.study.cells import Cell, Setting, cells
+from agent_rl.study.cells import Cell, Matrix, Setting
 from agent_rl.study.outcome import Outcome, read_outcome
 
 Report = Callable[[str], None]
@@ -27,18 +27,19 @@ RunCell = Callable[[Cell, Setting, Path], None]
 def run_study(
     folder: Path,
     setting: Setting,
+    matrix: Matrix,
     *,
     report: Report,
     run_cell: RunCell | None = None,
     done: Callable[[Sequence[Outcome]], None] = lambda outcomes: None,
 ) -> list[Outcome]:
-    """Run every unfinished cell of ``setting`` below ``folder``; outcomes of all finished ones.
+    """Run every unfinished cell of ``matrix`` below ``folder``; outcomes of its finished ones.
 
     ``done`` is called after each cell with what is there so far. Raises ``AgentRLError`` when the
     folder holds a study of another setting.
     """
     _claim(folder, setting)
-    todo = cells(setting)
+    todo = matrix.cells()
     for number, cell in enumerate(todo, 1):
         known = read_outcome(cell, folder / cell.name)
         if known is None:
@@ -46,18 +47,18 @@ def run_study(
             (run_cell or train_cell)(cell, setting, folder)
             known = read_outcome(cell, folder / cell.name)
             assert known is not None
-            done(outcomes(folder, setting))
+            done(outcomes(folder, matrix))
         report(
             f"{cell.name}: held-out {known.before:.3f} to {known.after:.3f}, "
             f"KL {known.kl_last:.1e}, F(2) {known.f2_max:.1e}"
             + (", collapsed" if known.collapsed else "")
         )
-    return outcomes(folder, setting)
+    return outcomes(folder, matrix)
 
 
-def outcomes(folder: Path, setting: Setting) -> list[Outcome]:
+def outcomes(folder: Path, matrix: Matrix) -> list[Outcome]:
     """Of the cells that have finished."""
-    read = (read_outcome(cell, folder / cell.name) for cell in cells(setting))
+    read = (read_outcome(cell, folder / cell.name) for cell in matrix.cells())
     return [outcome for outcome in read if outcome is not None]
 
 

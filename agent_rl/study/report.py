@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from agent_rl.study.cells import METHODS, MINI_STEPS, Setting
+from agent_rl.study.cells import METHODS, Setting
 from agent_rl.study.outcome import F2_ALARM, Outcome
 
 _COLOURS = {
@@ -22,6 +23,7 @@ _COLOURS = {
 }
 _HEAD = (
     "| mini-steps | method | seeds | held-out before | held-out after (each seed) | median after "
+    "| training, best 5 steps | training, last 5 "
     "| KL, first 5 steps | KL, last 5 steps | largest F(2) | collapsed |"
 )
 
@@ -33,10 +35,15 @@ def of_kind(outcomes: Sequence[Outcome], method: str, num_mini_steps: int) -> li
     ]
 
 
+def mini_steps(outcomes: Sequence[Outcome]) -> list[int]:
+    """Of the rows there are, ascending."""
+    return sorted({o.cell.num_mini_steps for o in outcomes})
+
+
 def markdown(outcomes: Sequence[Outcome]) -> str:
     """One row a method and number of mini-steps, over the seeds that have finished."""
     lines = [_HEAD, "|" + "---|" * (_HEAD.count("|") - 1)]
-    for mini in MINI_STEPS:
+    for mini in mini_steps(outcomes):
         for name, method in METHODS.items():
             seeds = of_kind(outcomes, name, mini)
             if seeds:
@@ -50,6 +57,8 @@ def _columns(seeds: Sequence[Outcome]) -> list[str]:
         f"{median(o.before for o in seeds):.3f}",
         ", ".join(f"{o.after:.3f}" for o in seeds),
         f"{median(o.after for o in seeds):.3f}",
+        f"{median(o.best_rate for o in seeds):.2f}",
+        f"{median(o.last_rate for o in seeds):.2f}",
         f"{median(o.kl_first for o in seeds):.1e}",
         f"{median(o.kl_last for o in seeds):.1e}",
         f"{max(o.f2_max for o in seeds):.1e}",
@@ -57,9 +66,9 @@ def _columns(seeds: Sequence[Outcome]) -> list[str]:
     ]
 
 
-def to_json(outcomes: Sequence[Outcome]) -> dict[str, float | bool | str]:
-    """Flat keys ``<cell>_<figure>``."""
-    flat: dict[str, float | bool | str] = {"num_cells": len(outcomes)}
+def to_json(outcomes: Sequence[Outcome], setting: Setting) -> dict[str, float | bool | str]:
+    """The setting, and flat keys ``<cell>_<figure>``."""
+    flat: dict[str, float | bool | str] = {**asdict(setting), "num_cells": len(outcomes)}
     for o in outcomes:
         for name in ("before", "after", "best_rate", "last_rate", "kl_first", "kl_last", "f2_max"):
             flat[f"{o.cell.name}_{name}"] = getattr(o, name)
@@ -69,14 +78,15 @@ def to_json(outcomes: Sequence[Outcome]) -> dict[str, float | bool | str]:
 
 def plot(outcomes: Sequence[Outcome], setting: Setting, file: Path) -> None:
     """Training rate, KL and F(2) of every step; the median over seeds thick, each seed thin."""
-    figure = Figure(figsize=(12, 6.6), layout="constrained")
+    rows = mini_steps(outcomes) or [1]
+    figure = Figure(figsize=(12, 0.4 + 3.1 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(
-        f"Stability: {setting.engine_dtype} engine, float32 trainer, "
-        f"{setting.groups_per_step} x {setting.group_size} trajectories a step"
+        f"Stability: {setting.engine_dtype} engine, float32 trainer, learning rate "
+        f"{setting.lr:g}, {setting.groups_per_step} x {setting.group_size} trajectories a step"
     )
-    axes = figure.subplots(len(MINI_STEPS), 3, squeeze=False)
-    for row, mini in zip(axes, MINI_STEPS, strict=True):
+    axes = figure.subplots(len(rows), 3, squeeze=False)
+    for row, mini in zip(axes, rows, strict=True):
         for name, method in METHODS.items():
             seeds = of_kind(outcomes, name, mini)
             for axis, key in zip(row, ("resolve_rate", "kl", "f_2"), strict=True):

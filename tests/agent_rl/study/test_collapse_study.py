@@ -11,12 +11,13 @@ import pytest
 from agent_rl.errors import AgentRLError
 from agent_rl.rules import check_rules
 from agent_rl.store.run_folder import read_metrics
-from agent_rl.study.cells import METHODS, MINI_STEPS, Cell, Setting, cells
+from agent_rl.study.cells import METHODS, Cell, Matrix, Setting
 from agent_rl.study.collapse import outcomes, run_study, train_cell
 from agent_rl.study.outcome import read_outcome
 from agent_rl.study.report import markdown, plot, to_json
 
-SETTING = Setting(num_seeds=1, steps=12)
+SETTING = Setting(steps=12)
+ONE_SEED = Matrix(seeds=(0,))
 
 
 def _write(folder: Path, rates: list[float], *, failure: str = "") -> None:
@@ -41,12 +42,12 @@ def _runner(ran: list[str]) -> Callable[[Cell, Setting, Path], None]:
 
 
 def test_every_method_with_every_number_of_mini_steps_and_seed() -> None:
-    made = cells(Setting(num_seeds=3))
-    assert len({c.name for c in made}) == len(made) == len(METHODS) * len(MINI_STEPS) * 3
+    made = Matrix().cells()
+    assert len({c.name for c in made}) == len(made) == len(METHODS) * 2 * 3
     assert [c.seed for c in made] == sorted(c.seed for c in made)
 
 
-@pytest.mark.parametrize("cell", cells(SETTING), ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", ONE_SEED.cells(), ids=lambda cell: cell.name)
 def test_a_cell_is_a_run_that_the_rules_accept(cell: Cell, tmp_path: Path) -> None:
     config = cell.config(SETTING, tmp_path)
     assert [f for f in check_rules(config) if not f[0].startswith("sandbox")] == []
@@ -57,19 +58,36 @@ def test_a_cell_is_a_run_that_the_rules_accept(cell: Cell, tmp_path: Path) -> No
 
 def test_finished_cells_are_skipped(tmp_path: Path) -> None:
     ran: list[str] = []
-    todo = cells(SETTING)
+    todo = ONE_SEED.cells()
     _write(tmp_path / todo[3].name, [0.5] * 12)
-    run_study(tmp_path, SETTING, report=print, run_cell=_runner(ran))
+    run_study(tmp_path, SETTING, ONE_SEED, report=print, run_cell=_runner(ran))
     assert ran == [c.name for i, c in enumerate(todo) if i != 3]
     again: list[str] = []
-    assert len(run_study(tmp_path, SETTING, report=print, run_cell=_runner(again))) == len(todo)
+    assert len(
+        run_study(tmp_path, SETTING, ONE_SEED, report=print, run_cell=_runner(again))
+    ) == len(todo)
     assert again == []
 
 
 def test_a_folder_holds_one_setting(tmp_path: Path) -> None:
-    run_study(tmp_path, SETTING, report=print, run_cell=_runner([]))
+    run_study(tmp_path, SETTING, ONE_SEED, report=print, run_cell=_runner([]))
     with pytest.raises(AgentRLError, match="another setting"):
-        run_study(tmp_path, Setting(num_seeds=1, steps=13), report=print, run_cell=_runner([]))
+        run_study(tmp_path, Setting(steps=13), ONE_SEED, report=print, run_cell=_runner([]))
+    with pytest.raises(AgentRLError, match="another setting"):
+        run_study(
+            tmp_path, Setting(steps=12, lr=1e-3), ONE_SEED, report=print, run_cell=_runner([])
+        )
+
+
+def test_more_cells_of_the_setting_join_a_folder(tmp_path: Path) -> None:
+    first = Matrix(methods=("grpo", "grpo_r3"), mini_steps=(4,), seeds=(0,))
+    run_study(tmp_path, SETTING, first, report=print, run_cell=_runner([]))
+    ran: list[str] = []
+    wider = Matrix(methods=("grpo", "gspo", "grpo_r3"), mini_steps=(4, 8), seeds=(0, 1))
+    found = run_study(tmp_path, SETTING, wider, report=print, run_cell=_runner(ran))
+    assert len(found) == 12
+    assert set(ran) == {c.name for c in wider.cells()} - {c.name for c in first.cells()}
+    assert "| 8 | GSPO | 2 |" in markdown(found)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +102,7 @@ def test_a_folder_holds_one_setting(tmp_path: Path) -> None:
 def test_collapse_is_half_of_the_best_rate_or_a_broken_step(
     tmp_path: Path, rates: list[float], failure: str, collapsed: bool
 ) -> None:
-    cell = cells(SETTING)[0]
+    cell = ONE_SEED.cells()[0]
     _write(tmp_path / cell.name, rates, failure=failure)
     outcome = read_outcome(cell, tmp_path / cell.name)
     assert outcome is not None
@@ -94,27 +112,29 @@ def test_collapse_is_half_of_the_best_rate_or_a_broken_step(
 
 
 def test_an_unfinished_cell_has_no_outcome(tmp_path: Path) -> None:
-    cell = cells(SETTING)[0]
+    cell = ONE_SEED.cells()[0]
     (tmp_path / cell.name).mkdir()
     assert read_outcome(cell, tmp_path / cell.name) is None
 
 
 def test_table_and_picture_cover_what_is_there(tmp_path: Path) -> None:
-    for cell in cells(SETTING)[:7]:
+    for cell in ONE_SEED.cells()[:7]:
         _write(tmp_path / cell.name, [0.4] * 12)
-    found = outcomes(tmp_path, SETTING)
+    found = outcomes(tmp_path, ONE_SEED)
     table = markdown(found).splitlines()
     assert len(table) == 2 + 7
     assert all(line.count("|") == table[0].count("|") for line in table)
     assert "| 4 | GRPO + TIS | 1 |" in table[-1]
-    assert to_json(found)["num_cells"] == 7
+    flat = to_json(found, SETTING)
+    assert (flat["num_cells"], flat["steps"]) == (7, 12)
+    assert flat["grpo-m1-s0_after"] == 0.4
     plot(found, SETTING, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow
 def test_a_real_cell_leaves_everything_that_an_outcome_reads(tmp_path: Path) -> None:
-    setting = Setting(steps=2, groups_per_step=3, group_size=4, num_eval=4, num_seeds=1)
+    setting = Setting(steps=2, groups_per_step=3, group_size=4, num_eval=4)
     cell = Cell("grpo_r3", 1, 0)
     train_cell(cell, setting, tmp_path)
     rows = read_metrics(tmp_path / cell.name / "metrics.jsonl")
