@@ -34,7 +34,11 @@ with warnings.catch_warnings():
     import megatron.core.optimizer.distrib_optimizer as distrib_optimizer
     import megatron.core.optimizer_param_scheduler
     import megatron.core.pipeline_parallel.schedules  # noqa: F401
-    from megatron.core.models.common.embeddings import rope_utils, rotary_pos_embedding
+    from megatron.core.models.common.embeddings import (
+        rope_utils,
+        rotary_pos_embedding,
+        yarn_rotary_pos_embedding,
+    )
     from megatron.core.models.common.language_module.language_module import LanguageModule
     from megatron.core.optimizer import clip_grads
     from megatron.core.optimizer import optimizer as megatron_optimizer
@@ -295,5 +299,5 @@ def _patch_functions() -> None:
     ):
         _patches.set(owner, name, _with_cuda_tensors(getattr(owner, name)))
     slice_positions = _with_cuda_tensors(rope_utils.get_pos_emb_on_this_cp_rank)
-    for module in (rope_utils, rotary_pos_embedding):
+    for module in (rope_utils, rotary_pos_embedding, yarn_rotary_pos_embedding):
         _patches.set(module, "get_pos_emb_on_this_cp_rank", slice_positions)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from agent_rl.trainer import cpu_backend  # noqa: F401  # before megatron: quiet import
+from agent_rl.trainer.latent_attention import LatentAttention
 
 # isort: split
 from megatron.core import tensor_parallel
@@ -218,6 +219,7 @@ def _layer_spec(config: TransformerConfig, num_experts: int | None) -> ModuleSpe
     attention = layer.self_attention.submodules
     attention.core_attention = SDPAttention
     if latent:
+        layer.self_attention.module = LatentAttention
         attention.q_layernorm = attention.kv_layernorm = RMSNorm
     elif config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm

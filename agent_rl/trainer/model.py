@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from agent_rl.config import TrainerConfig
-from agent_rl.errors import ConfigError
 from agent_rl.trainer import cpu_backend
 from agent_rl.trainer.layer_spec import block_spec, implementation
 from agent_rl.trainer.plan import needs_equal_shapes
@@ -36,15 +35,6 @@ def transformer_config(shape: ModelShape, trainer: TrainerConfig) -> Transformer
     and ranks by their total number of loss units, once, at the end of the mini-batch.
     """
     dtype, layers = DTYPES[trainer.dtype], implementation(trainer.layer_spec)
-    if shape.latent is not None and trainer.tensor_parallel > 1 and layers == "local":
-        raise ConfigError(
-            [
-                f"trainer.tensor_parallel: got {trainer.tensor_parallel}, expected 1 for latent "
-                "attention with portable layers: Megatron does not sum the gradient of the "
-                "rotated key, which all heads share, over the ranks; use expert or pipeline "
-                "parallelism, or trainer.layer_spec=transformer_engine"
-            ]
-        )
     moe = set(shape.moe_layers)
     recompute: dict[str, Any] = {
         "none": {},

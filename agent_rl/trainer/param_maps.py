@@ -6,7 +6,6 @@ Two tables differ between them:
     norm before attn  input_layernorm.weight          self_attention.linear_qkv.layer_norm_weight
     norm before MLP   pre_mlp_layernorm.weight        mlp.linear_fc1.layer_norm_weight (dense)
     latent norms      q_layernorm, kv_layernorm       linear_{q,kv}_up_proj.layer_norm_weight
-    latent down       shared out by tensor rank       whole on every rank
     experts           weight1 [E, 2, I, H]            linear_fc1.weight0.. [2I, H] each
                       weight2 [E, H, I]               linear_fc2.weight0.. [H, I] each
 
@@ -129,21 +128,17 @@ class _LayerMaps:
         if self._shape.latent.q_rank is None:
             yield self._one(attention.linear_q_proj.weight, "self_attn.q_proj.weight", 0, tp)
         else:
-            yield self._down(attention.linear_q_down_proj, "self_attn.q_a_proj.weight")
+            yield self._one(attention.linear_q_down_proj.weight, "self_attn.q_a_proj.weight")
             yield self._norm(
                 attention.q_layernorm, attention.linear_q_up_proj, "self_attn.q_a_layernorm.weight"
             )
             yield self._one(attention.linear_q_up_proj.weight, "self_attn.q_b_proj.weight", 0, tp)
-        yield self._down(attention.linear_kv_down_proj, "self_attn.kv_a_proj_with_mqa.weight")
+        down = attention.linear_kv_down_proj.weight  # whole on every rank, as are queries'
+        yield self._one(down, "self_attn.kv_a_proj_with_mqa.weight")
         yield self._norm(
             attention.kv_layernorm, attention.linear_kv_up_proj, "self_attn.kv_a_layernorm.weight"
         )
         yield self._one(attention.linear_kv_up_proj.weight, "self_attn.kv_b_proj.weight", 0, tp)
-
-    def _down(self, linear: Any, name: str) -> ParamMap:
-        # Transformer Engine's plain linear layer has None here, its parallel ones "column".
-        whole = getattr(linear, "parallel_mode", "column") is None
-        return self._one(linear.weight, name, 0, None if whole else self._tp)
 
     def _swiglu(self, mlp: Any, below: str) -> Iterator[ParamMap]:
         """Every tensor-parallel rank holds its part of gate, then its part of up."""

@@ -14,6 +14,7 @@ class Combination:
     name: str
     processes: int
     trainer: dict[str, Any]
+    family: str = "qwen3_moe"
     faults: bool = False  # try what only some ranks notice, too
     modes: bool = False  # try the replay modes besides r3, too
 
@@ -60,14 +61,42 @@ FOUR: dict[str, dict[str, Any]] = {
 }
 
 
+# Latent attention has projections of its own and shared experts a path of their own: what splits
+# either, and what hands their gradients on, is checked with DeepSeek-V3 too.
+LATENT_TWO = {
+    name: TWO[name]
+    for name in (
+        "TP+SP",
+        "TP+SP, experts on the same ranks (alltoall)",
+        "EP alltoall",
+        "PP 1F1B",
+        "CP zigzag",
+    )
+}
+LATENT_FOUR = {
+    name: FOUR[name]
+    for name in (
+        "TP x EP alltoall",
+        "TP x EP, distributed optimizer",
+        "TP x PP",
+        "TP x CP",
+    )
+}
+
+
 def _crossed(
-    layouts: dict[str, dict[str, Any]], processes: int, recomputes: tuple[str, ...]
+    layouts: dict[str, dict[str, Any]],
+    processes: int,
+    recomputes: tuple[str, ...],
+    family: str = "qwen3_moe",
 ) -> list[Combination]:
+    title = "" if family == "qwen3_moe" else f"{family}: "
     return [
         Combination(
-            f"{name}, {'packed' if packed else 'padded'}, recompute {recompute}",
+            f"{title}{name}, {'packed' if packed else 'padded'}, recompute {recompute}",
             processes,
             {**settings, "packed": packed, "recompute": recompute},
+            family,
             faults=recompute == "none" and not packed,
             modes=recompute == "full" and packed,
         )
@@ -81,6 +110,9 @@ COMBINATIONS = [
     *_crossed(ONE, 1, ("none", "selective", "full")),
     *_crossed(TWO, 2, ("none", "selective", "full")),
     *_crossed(FOUR, 4, ("none", "full")),
+    *_crossed(ONE, 1, ("none", "full"), "deepseek_v3"),
+    *_crossed(LATENT_TWO, 2, ("none", "selective", "full"), "deepseek_v3"),
+    *_crossed(LATENT_FOUR, 4, ("none", "full"), "deepseek_v3"),
 ]
 
 # What every run of the suite checks: one of each kind, packed where that is harder.
@@ -90,5 +122,6 @@ _QUICK = (
     "PP 1F1B, packed, recompute full",
     "PP interleaved, padded, recompute none",
     "CP zigzag, packed, recompute none",
+    "deepseek_v3: TP+SP, packed, recompute full",
 )
 QUICK = [combination for combination in COMBINATIONS if combination.name in _QUICK]

@@ -22,11 +22,18 @@ def quick_results(launcher: Launcher) -> Results:
 
 
 @pytest.fixture(scope="session")
-def all_results(launcher: Launcher) -> Results:
-    """Every combination; where AGENT_RL_PARALLEL_TABLE names a file, the table goes there."""
+def all_results(launcher: Launcher, request: pytest.FixtureRequest) -> Results:
+    """Every combination that this run selected (``-k``).
+
+    When that is all of them and AGENT_RL_PARALLEL_TABLE names a file, the table goes there.
+    """
+    calls = [getattr(item, "callspec", None) for item in request.session.items]
+    chosen = {c.params["combination"].name for c in calls if c and "combination" in c.params}
     results: Results = {}
     for processes in sorted({combination.processes for combination in COMBINATIONS}):
-        results |= launcher.run([c for c in COMBINATIONS if c.processes == processes])
-    if table := os.environ.get("AGENT_RL_PARALLEL_TABLE"):
+        picked = [c for c in COMBINATIONS if c.processes == processes and c.name in chosen]
+        results |= launcher.run(picked)
+    table = os.environ.get("AGENT_RL_PARALLEL_TABLE")
+    if table and len(results) == len(COMBINATIONS):
         write_table(Path(table), COMBINATIONS, results)
     return results

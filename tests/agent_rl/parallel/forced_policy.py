@@ -1,48 +1,50 @@
-"""The reference: transformers' Qwen3-MoE in one process, its routers told which experts to use."""
+"""The reference: transformers' own model in one process, its routers told which experts to use."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from parallel_data import MOE_LAYERS
 
 from agent_rl.types import TrainSample
 
 
-class ForcedRouter(torch.nn.Module):
-    """A Qwen3-MoE router whose set is given; its gates are the live softmax over that set."""
+class ForcedRouter:
+    """A router whose set is given; its gates come from the live logits of that set.
 
-    def __init__(self, router: torch.nn.Module) -> None:
-        super().__init__()
-        self.weight = router.weight
+    Qwen3-MoE: softmax over all logits; DeepSeek-V3 (arXiv 2412.19437, eq. 12-16): sigmoid of each
+    times a factor, without the selection bias. Both are divided by the sum over the set.
+    """
+
+    def __init__(self, gate: torch.nn.Module, config: Any) -> None:
         self.chosen = torch.zeros(0, dtype=torch.int64)  # [T, K], set before a forward
         self.live = torch.zeros(0, dtype=torch.int64)  # [T, K] what it would have chosen
+        self._sigmoid = config.model_type == "deepseek_v3"
+        self._factor = config.routed_scaling_factor if self._sigmoid else 1.0
+        gate.register_forward_hook(self._force)
 
-    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        scores = F.linear(hidden.flatten(0, -2), self.weight)
-        self.live = scores.topk(self.chosen.shape[1], dim=-1).indices
-        gates = scores.softmax(dim=-1, dtype=torch.float32).gather(1, self.chosen)
-        return scores, gates / gates.sum(dim=-1, keepdim=True), self.chosen
+    def _force(self, gate: Any, args: Any, out: Any) -> tuple[torch.Tensor, ...]:
+        logits, _, self.live = out
+        scores = logits.float().sigmoid() if self._sigmoid else logits.float().softmax(-1)
+        gates = scores.gather(1, self.chosen)
+        return logits, gates / gates.sum(dim=-1, keepdim=True) * self._factor, self.chosen
 
 
 class ForcedPolicy:
     """Float32, one sequence at a time, nothing padded."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import Qwen3MoeForCausalLM
+        from transformers import AutoModelForCausalLM
 
-        self.model = Qwen3MoeForCausalLM.from_pretrained(
+        self.model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         )
-        self._routers = []
-        for layer in MOE_LAYERS:
-            mlp = self.model.model.layers[layer].mlp
-            mlp.gate = ForcedRouter(mlp.gate)
-            self._routers.append(mlp.gate)
+        layers = self.model.model.layers
+        self._routers = [ForcedRouter(layers[i].mlp.gate, self.model.config) for i in MOE_LAYERS]
 
     def logprobs(self, sample: TrainSample) -> tuple[torch.Tensor, torch.Tensor]:
         """Of the sampled tokens ``[N]``, and which layers flipped by fed token ``[T-1, L]``."""

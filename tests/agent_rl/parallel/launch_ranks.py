@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,45 +24,62 @@ START_S, COMBINATION_S = 900, 120  # generous: ranks that fail are noticed at on
 Results = dict[str, dict]  # what rank 0 wrote, by the name of the combination
 
 
-class Launcher:
-    """Runs combinations in ``folder``; the policies and their reference are made once.
+@dataclass(frozen=True)
+class Policies:
+    """The policies of one family, in ``folder``, and what their training should show.
 
     The reference is transformers' gradient and log-probs, and what one process without any
     parallelism makes of the same step: update, live routing, metrics, and the other modes.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._policy = write_policy(folder / "policy")
-        self._transparent = write_policy(folder / "transparent", transparent=True)
-        self._reference = folder / "reference.safetensors"
-        policy = ForcedPolicy(self._policy)
+    folder: Path
+
+    @property
+    def reference(self) -> Path:
+        return self.folder / "reference.safetensors"
+
+    def write(self) -> None:
+        policy = ForcedPolicy(write_policy(self.folder / "policy", self.folder.name))
+        write_policy(self.folder / "transparent", self.folder.name, transparent=True)
         samples = [sample for sample in make_samples() if len(sample.token_ids) > 1]
         found = {f"grad/{n}": g.contiguous() for n, g in policy.gradients(samples).items()}
         with torch.no_grad():
             found["logprobs"] = torch.cat([policy.logprobs(sample)[0] for sample in samples])
-        save_file(found, self._reference)
-        alone = Combination("alone", 1, {}, faults=True, modes=True)
-        self.one_process = self.run([alone])[alone.name]
-        save_file(found | load_file(f"{self._out(1)}.safetensors"), self._reference)
+        save_file(found, self.reference)
+
+    def add(self, one_process: Path) -> None:
+        save_file(load_file(self.reference) | load_file(one_process), self.reference)
+
+
+class Launcher:
+    """Runs combinations in ``folder``; a family's policies and their reference are made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._one_process: Results = {}  # by family
 
     def run(self, combinations: Sequence[Combination]) -> Results:
         """All of them take the same number of processes. Raises ``AssertionError`` with the
         ranks' errors when one of them fails or does not end in time."""
-        if not combinations:
-            return {}
+        for combination in combinations:
+            self.one_process(combination.family)
+        return self._launch(combinations) if combinations else {}
+
+    def one_process(self, family: str) -> dict:
+        """What a single process finds, which the others are compared with."""
+        if family not in self._one_process:
+            policies = Policies(self._folder / family)
+            policies.write()
+            alone = Combination("alone", 1, {}, family, faults=True, modes=True)
+            self._one_process[family] = self._launch([alone])[alone.name]
+            policies.add(Path(f"{self._out(1)}.safetensors"))
+        return self._one_process[family]
+
+    def _launch(self, combinations: Sequence[Combination]) -> Results:
         (processes,) = {combination.processes for combination in combinations}
         job = self._folder / f"job-{processes}.json"
-        job.write_text(
-            json.dumps(
-                {
-                    "policy": str(self._policy),
-                    "transparent": str(self._transparent),
-                    "reference": str(self._reference),
-                    "combinations": [combination.settings() for combination in combinations],
-                }
-            )
-        )
+        settings = [combination.settings() for combination in combinations]
+        job.write_text(json.dumps({"folder": str(self._folder), "combinations": settings}))
         deadline = time.monotonic() + START_S + COMBINATION_S * len(combinations)
         self._run_ranks(processes, [str(job), str(self._out(processes))], deadline)
         return json.loads(self._out(processes).read_text())

@@ -31,6 +31,7 @@ from agent_rl.config import (
 )
 from agent_rl.errors import ReplayError, TrainerError
 from agent_rl.trainer import collectives
+from agent_rl.trainer.folders import read_folder
 from agent_rl.trainer.megatron import MegatronTrainer
 from agent_rl.trainer.weights import export_like
 from agent_rl.types import TrainSample
@@ -53,7 +54,8 @@ def run_config(trainer: dict[str, Any], *, replay: Any = "r3", lr: float = LR) -
 
 
 def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((got.double() - expected.double()).norm() / expected.double().norm())
+    off, size = (got.double() - expected.double()).norm(), expected.double().norm()
+    return float(off / size) if size else float(off)  # what nothing moves has a size of zero
 
 
 # --- gradients, scores, metrics -----------------------------------------------------------------
@@ -83,6 +85,8 @@ def train(folder: Path, settings: dict[str, Any], reference: dict[str, torch.Ten
     samples = make_samples()
     before = trainer.publish_weights()
     scores = trainer.score(samples, "r3", full_logits=True, live_routing=True)
+    held = read_folder(folder)
+    exact = before.keys() == held.keys() and all(torch.equal(before[n], held[n]) for n in held)
     metrics = trainer.step(samples)
     found = gradients(trainer)
     errors = {name: relative(found[name], grad) for name, grad in part(reference, "grad/").items()}
@@ -98,6 +102,7 @@ def train(folder: Path, settings: dict[str, Any], reference: dict[str, torch.Ten
     live = np.concatenate([s.live_experts.reshape(-1) for s in scores])
     last = trainer.step(make_samples(version=1))
     out = {
+        "exact_export": exact,
         "gradient_error": max(errors.values()),
         "worst": max(errors, key=lambda name: errors[name]),
         "update_error": worst_update,
@@ -255,14 +260,15 @@ class LateDamage:
 # --- running ------------------------------------------------------------------------------------
 
 
-def examine(combination: dict, job: dict, reference: dict[str, torch.Tensor]) -> dict:
+def examine(combination: dict, folder: Path) -> dict:
     settings, started = combination["trainer"], time.monotonic()
-    found = train(Path(job["policy"]), settings, reference)
-    found |= watch(Path(job["transparent"]), settings)
+    policy, reference = folder / "policy", load_file(folder / "reference.safetensors")
+    found = train(policy, settings, reference)
+    found |= watch(folder / "transparent", settings)
     if combination["faults"]:
-        found |= faults(Path(job["policy"]), settings)
+        found |= faults(policy, settings)
     if combination["modes"]:
-        found |= modes(Path(job["policy"]), settings, reference)
+        found |= modes(policy, settings, reference)
     agreed = collectives.gather((found["metrics"], found["second_metrics"]))
     found["ranks_agree"] = all(one == agreed[0] for one in agreed)
     return found | {"seconds": time.monotonic() - started}
@@ -271,10 +277,10 @@ def examine(combination: dict, job: dict, reference: dict[str, torch.Tensor]) ->
 def main() -> None:
     torch.set_num_threads(1)
     job = json.loads(Path(sys.argv[1]).read_text())
-    reference = load_file(job["reference"])
     results: dict[str, dict] = {}
     for combination in job["combinations"]:
-        results[combination["name"]] = examine(combination, job, reference)
+        folder = Path(job["folder"]) / combination["family"]
+        results[combination["name"]] = examine(combination, folder)
     if dist.get_rank() == 0:
         tensors: dict[str, torch.Tensor] = {}
         for found in results.values():

@@ -10,9 +10,11 @@ from launch_ranks import Results
 
 _HEAD = """# Parallel layouts against one process
 
-Written by `make test-parallel`; do not edit. Every row is one training step of a Qwen3-MoE (four
-layers, the first dense, eight experts of which two a token, tied embeddings) in float32 on gloo
+Written by `make test-parallel`; do not edit. Every row is one training step in float32 on gloo
 processes, with recorded experts that differ from the routers' own choice, in several micro-batches.
+The policy has four layers, the first dense, and eight experts of which two a token: a Qwen3-MoE
+with tied embeddings, or, where a row says so, a DeepSeek-V3 with latent attention, YaRN, a shared
+expert and a selection bias.
 
 - gradient error: largest over all parameters of |g - g'| / |g'|, g' from transformers' model in one
   process with the same experts forced on it; 1e-5 is the limit

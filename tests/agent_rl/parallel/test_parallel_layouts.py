@@ -20,6 +20,7 @@ def by_name(combination: Combination) -> str:
 
 
 def check(combination: Combination, found: dict, alone: dict) -> None:
+    assert found["exact_export"]
     assert found["gradient_error"] <= GRADIENT_ERROR, found["worst"]
     assert found["logprob_error"] <= LOGPROB_ERROR
     assert found["mass_error"] <= 1e-5
@@ -65,7 +66,8 @@ def test_a_layout_of_each_kind_equals_one_process(
 ) -> None:
     """One test, so that workers that share the suite do not each start the ranks."""
     for combination in QUICK:
-        check(combination, quick_results[combination.name], launcher.one_process)
+        alone = launcher.one_process(combination.family)
+        check(combination, quick_results[combination.name], alone)
 
 
 @pytest.mark.parallel
@@ -73,7 +75,7 @@ def test_a_layout_of_each_kind_equals_one_process(
 def test_every_layout_equals_one_process(
     combination: Combination, all_results: Results, launcher: Launcher
 ) -> None:
-    check(combination, all_results[combination.name], launcher.one_process)
+    check(combination, all_results[combination.name], launcher.one_process(combination.family))
 
 
 def test_several_micro_batches_are_in_flight() -> None:

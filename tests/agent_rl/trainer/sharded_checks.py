@@ -2,7 +2,8 @@
 
 Writes below its folder, from rank 0, for every layout: ``checkpoint``, ``grad_norms.json``, what
 the trainer held when it saved (``saved.pt``) and one step later (``continued.pt``), and the same
-of a trainer that loaded another one's (``loaded-SOURCE.pt``, ``continued-SOURCE.pt``).
+of a trainer that loaded another one's (``loaded-SOURCE.pt``, ``continued-SOURCE.pt``). Below
+``latent`` the same of a policy with latent attention, under tensor parallelism.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def barrier() -> None:
         dist.barrier()
 
 
-def main(policy: Path, root: Path) -> None:
+def main(policy: Path, latent: Path, root: Path) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     keep = dist.get_rank() == 0
@@ -106,9 +107,11 @@ def main(policy: Path, root: Path) -> None:
             load_and_continue(policy, root, layout, source, keep)
     load_and_continue(policy, root, "tensor", "expert", keep)
     load_and_continue(policy, root, "expert", "pipeline", keep)
+    save_and_continue(latent, root / "latent" / "tensor", "tensor", keep)
+    load_and_continue(latent, root / "latent", "tensor", "one", keep)
     barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*(Path(argument) for argument in sys.argv[1:]))

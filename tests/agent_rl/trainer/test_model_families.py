@@ -264,10 +264,3 @@ def test_no_pass_moves_the_selection_bias(
     other = make_trainer(folder)
     other.load(tmp_path / "saved")
     assert all(torch.equal(t, after[name]) for name, t in other.publish_weights().items())
-
-
-def test_latent_attention_is_not_trained_wrongly_under_tensor_parallelism(tmp_path: Path) -> None:
-    shape = ModelShape.from_folder(write_family(tmp_path, "deepseek_v3"))
-    trainer = TrainerConfig(tensor_parallel=2, sequence_parallel=True, layer_spec="portable")
-    with pytest.raises(ConfigError, match=r"trainer\.tensor_parallel: got 2, expected 1"):
-        transformer_config(shape, trainer)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from family_policies import load
+from family_policies import load, write_family
 from sharded_checks import LAYOUTS, held, load_and_continue, save_and_continue, trainer_of
 
 from agent_rl.errors import CheckpointError
@@ -36,14 +36,16 @@ def root(make_policy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     policy = make_policy(
         num_hidden_layers=2, mlp_only_layers=[0], num_experts=8, tie_word_embeddings=False
     )
+    latent = write_family(tmp_path_factory.mktemp("latent"), "deepseek_v3, yarn")
     root = tmp_path_factory.mktemp("sharded")
     (root / "policy.txt").write_text(str(policy))
     torch.set_num_threads(1)
     save_and_continue(policy, root / "one", "one", keep=True)
+    save_and_continue(latent, root / "latent" / "one", "one", keep=True)
     rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(CHECKS), str(policy), str(root)],
+            [sys.executable, str(CHECKS), str(policy), str(latent), str(root)],
             env={**os.environ, **rendezvous, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -60,6 +62,7 @@ def root(make_policy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert [process.returncode for process in ranks] == [0, 0], outputs
     for source in FLOAT32[1:]:
         load_and_continue(policy, root, "one", source, keep=True)
+    load_and_continue(latent, root / "latent", "one", "tensor", keep=True)
     return root
 
 
@@ -94,6 +97,18 @@ def test_the_same_layout_continues_bit_identically(root: Path, layout: str) -> N
 def test_another_layout_holds_the_same_bits_and_goes_on_alike(
     root: Path, layout: str, source: str
 ) -> None:
+    goes_on_alike(root, layout, source)
+
+
+@pytest.mark.parametrize(("layout", "source"), [("one", "tensor"), ("tensor", "one")])
+def test_latent_attention_goes_on_alike_with_and_without_tensor_parallelism(
+    root: Path, layout: str, source: str
+) -> None:
+    goes_on_alike(root / "latent", layout, source)
+    norms_agree(root / "latent", layout, source)
+
+
+def goes_on_alike(root: Path, layout: str, source: str) -> None:
     same(root / source / "saved.pt", root / layout / f"loaded-{source}.pt")
     ours = torch.load(root / layout / f"continued-{source}.pt")
     theirs = torch.load(root / source / "continued.pt")
@@ -108,10 +123,12 @@ def test_the_gradient_norm_that_clips_does_not_depend_on_the_layout(
     root: Path, layout: str
 ) -> None:
     """Tensor parts on every rank and whole experts on each of them count exactly once."""
-    ours, alone = (
-        json.loads((root / name / "grad_norms.json").read_text()) for name in (layout, "one")
-    )
-    assert ours == pytest.approx(alone, rel=1e-5)
+    norms_agree(root, layout, "one")
+
+
+def norms_agree(root: Path, *layouts: str) -> None:
+    ours, theirs = (json.loads((root / name / "grad_norms.json").read_text()) for name in layouts)
+    assert ours == pytest.approx(theirs, rel=1e-5)
 
 
 def test_two_ranks_share_the_writing(root: Path) -> None:
