@@ -46,6 +46,7 @@ from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImp
     PlacementGroupSchedulingStrategy,
 )
 
+_KNOCK_S = 10.0  # for a machine that answers nothing at all
 _Block = np.ndarray  # [bytes] uint8: what Ray's object store shares between processes unpickled
 
 
@@ -246,6 +247,8 @@ class _Connection:
     def _connect(self, trainer: TrainerConfig) -> None:
         common: Mapping[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if trainer.ray_address != "local":
+            if trainer.ray_address != "auto":
+                _knock(trainer.ray_address)
             ray.init(address=trainer.ray_address, **common)
             return
         # Ray keeps sockets in here, and a socket's path may have 107 characters.
@@ -266,6 +269,13 @@ class _Connection:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+def _knock(address: str) -> None:
+    """Fail at once where nothing listens: Ray itself asks again for minutes. ``OSError``."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=_KNOCK_S):
+        pass
 
 
 def _reserve(count: int, timeout_s: float) -> PlacementGroup:
