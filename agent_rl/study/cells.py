@@ -108,7 +108,7 @@ class Cell:
             ),
             optim=OptimConfig(lr=setting.lr),
             train=TrainConfig(
-                steps=setting.steps, save_every=setting.steps, keep_last=1, mismatch_every=0
+                steps=setting.steps, save_every=setting.steps, keep_last=1, mismatch_every=5
             ),
             eval=EvalConfig(num_tasks=setting.num_eval),
         )

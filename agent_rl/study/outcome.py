@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from statistics import median
 
@@ -12,6 +13,7 @@ import orjson
 from agent_rl.store.run_folder import read_metrics
 from agent_rl.study.cells import Cell
 
+_FLIPS = "router_flip_rate_no_replay"
 _WINDOW = 5  # steps that a rate or a mismatch is averaged over
 COLLAPSED_BELOW = 0.5  # of the best training rate so far
 F2_ALARM = 0.1  # arXiv 2510.11370: runs collapsed beyond it
@@ -19,12 +21,13 @@ F2_ALARM = 0.1  # arXiv 2510.11370: runs collapsed beyond it
 
 @dataclass(frozen=True)
 class Curve:
-    """One figure of every step."""
+    """One figure of every step; NaN where a step has none (no group with a signal, not probed)."""
 
     steps: tuple[float, ...]
     resolve_rate: tuple[float, ...]
     kl: tuple[float, ...]  # k3 of rollout against old policy
     f_2: tuple[float, ...]
+    flips: tuple[float, ...]  # (token, layer) sets that the trainer's live router would change
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Outcome:
     kl_first: float  # median k3 of the first five steps: a mean would be that of one token
     kl_last: float
     f2_max: float
+    flips_first: float  # at the first probe and, on average, at the last three; NaN without any
+    flips_last: float
     collapsed: bool
     error: str
     curve: Curve
@@ -56,6 +61,7 @@ def read_outcome(cell: Cell, folder: Path) -> Outcome | None:
     rates = [row["resolve_rate"] for row in metrics]
     means = [_mean(rates[i : i + _WINDOW]) for i in range(max(1, len(rates) - _WINDOW + 1))]
     kls = _series(metrics, "kl_k3_rollout_old")
+    flips = _series(metrics, _FLIPS)
     best, last = max(means), _mean(rates[-_WINDOW:])
     return Outcome(
         cell=cell,
@@ -66,13 +72,16 @@ def read_outcome(cell: Cell, folder: Path) -> Outcome | None:
         kl_first=median(kls[:_WINDOW] or [0.0]),
         kl_last=median(kls[-_WINDOW:] or [0.0]),
         f2_max=max(_series(metrics, "f_2"), default=0.0),
+        flips_first=flips[0] if flips else nan,
+        flips_last=_mean(flips[-3:]) if flips else nan,
         collapsed=bool(error) or last < COLLAPSED_BELOW * best,
         error=error,
         curve=Curve(
             steps=tuple(row["step"] for row in metrics),
             resolve_rate=tuple(rates),
-            kl=tuple(row.get("kl_k3_rollout_old", float("nan")) for row in metrics),
-            f_2=tuple(row.get("f_2", float("nan")) for row in metrics),
+            kl=tuple(row.get("kl_k3_rollout_old", nan) for row in metrics),
+            f_2=tuple(row.get("f_2", nan) for row in metrics),
+            flips=tuple(row.get(_FLIPS, nan) for row in metrics),
         ),
     )
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isnan
 from pathlib import Path
 
+import numpy as np
 import orjson
 import pytest
+from matplotlib.figure import Figure
 
 from agent_rl.errors import AgentRLError
 from agent_rl.rules import check_rules
@@ -14,7 +17,7 @@ from agent_rl.store.run_folder import read_metrics
 from agent_rl.study.cells import METHODS, Cell, Matrix, Setting
 from agent_rl.study.collapse import outcomes, run_study, train_cell
 from agent_rl.study.outcome import read_outcome
-from agent_rl.study.report import markdown, plot, to_json
+from agent_rl.study.report import draw_seeds, markdown, plot, to_json
 
 SETTING = Setting(steps=12)
 ONE_SEED = Matrix(seeds=(0,))
@@ -109,6 +112,30 @@ def test_collapse_is_half_of_the_best_rate_or_a_broken_step(
     assert (outcome.collapsed, outcome.error) == (collapsed, failure)
     assert outcome.kl_first == pytest.approx(3e-3)
     assert outcome.best_rate == pytest.approx(max(rates[:5] + rates[-5:]), abs=0.2)
+
+
+def test_steps_without_a_figure_are_left_out(tmp_path: Path) -> None:
+    """No signal in any group: a step has no KL. Flipped sets are probed every few steps only."""
+    cell, folder = ONE_SEED.cells()[0], tmp_path / ONE_SEED.cells()[0].name
+    _write(folder, [0.5] * 20)
+    rows = [{**row} for row in read_metrics(folder / "metrics.jsonl")]
+    for row in rows:
+        if row["step"] > 15:
+            del row["kl_k3_rollout_old"]
+        if row["step"] % 5 == 0:
+            row["router_flip_rate_no_replay"] = row["step"] / 100
+    (folder / "metrics.jsonl").write_bytes(b"".join(orjson.dumps(r) + b"\n" for r in rows))
+    outcome = read_outcome(cell, folder)
+    assert outcome is not None
+    assert outcome.kl_last == pytest.approx(13e-3)
+    assert outcome.flips_first == pytest.approx(0.05)
+    assert outcome.flips_last == pytest.approx((0.10 + 0.15 + 0.20) / 3)
+    assert [isnan(value) for value in outcome.curve.kl] == [False] * 15 + [True] * 5
+    figure = Figure()
+    axis = figure.subplots()
+    draw_seeds(axis, [outcome, outcome], "flips", "black", "GRPO")
+    np.testing.assert_array_equal(axis.lines[-1].get_xdata(), [5, 10, 15, 20])
+    assert "| 5% | 15% |" in markdown([outcome])
 
 
 def test_an_unfinished_cell_has_no_outcome(tmp_path: Path) -> None:
