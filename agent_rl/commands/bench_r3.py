@@ -55,7 +55,7 @@ def r3(
 
     Without SOURCE: a 32-expert, an 8-expert and a dense policy under bfloat16, simulated fp8 and
     float32 engines (under 6 minutes on two free cores). With it: that run's or configuration's own
-    policy under bfloat16 and float32 engines.
+    policy under bfloat16 and float32 engines and its own ``engine.dtype``.
     """
     console = Console()
     if not console.is_terminal:
@@ -72,8 +72,15 @@ def _one(
     from agent_rl.bench.r3 import measure, to_json
 
     opened = open_source(source, overrides)
+    engines = dict.fromkeys(("bfloat16", "float32", opened.config.engine.dtype))
     measured = asyncio.run(
-        measure(opened.config, opened.policy, min_tokens=min_tokens, report=console.print)
+        measure(
+            opened.config,
+            opened.policy,
+            engine_dtypes=tuple(engines),
+            min_tokens=min_tokens,
+            report=console.print,
+        )
     )
     console.print(_table(f"{opened.description}, float32 trainer", measured))
     flat = to_json([m.row for m in measured])
