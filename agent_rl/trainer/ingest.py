@@ -1,4 +1,4 @@
-"""Checks of samples before anything expensive starts: digests, versions, missing rows."""
+"""Checks of samples before anything expensive starts: values, digests, versions, missing rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent_rl.config import RoutingConfig
-from agent_rl.errors import ReplayError
+from agent_rl.errors import ReplayError, TrainerError
 from agent_rl.trainer.batch import fed_tokens
 from agent_rl.types import TrainSample
 from routing_cache import RoutingCacheError
@@ -47,9 +47,11 @@ def check_samples(
     """Verify every digest; under r3 and mixed refuse stale rows, and missing ones: any of them
     under r3, more than ``config.max_missing_fraction`` of the trained tokens under mixed.
 
-    Raises ``ReplayError`` naming the samples.
+    Raises ``ReplayError`` naming the samples, ``TrainerError`` where an advantage or a log-prob of
+    the engine's is not a number.
     """
     verify_samples(samples)
+    _refuse_not_finite(samples)
     fed = trained = replayed = trained_missing = 0
     missing: list[str] = []
     for sample in samples:
@@ -109,12 +111,30 @@ def verify_samples(samples: Sequence[TrainSample]) -> None:
         ) from cause
 
 
+def _refuse_not_finite(samples: Sequence[TrainSample]) -> None:
+    """A log-prob that is not a number would pass every comparison with a bound, F(2)'s included."""
+    found = []
+    for sample in samples:
+        for name in ("rollout_logprobs", "advantages"):
+            at = np.flatnonzero(sample.loss_mask & ~np.isfinite(getattr(sample, name)))
+            if len(at):
+                value = getattr(sample, name)[at[0]]
+                found.append(f"{sample.sample_id} ({name}[{at[0]}] = {value}, {len(at)} tokens)")
+    if found:
+        raise TrainerError(
+            f"{len(found)} samples have values that are not finite, no weight was moved: "
+            f"got={', '.join(found[:_NAMED])} expected=finite at every sampled token; "
+            "look at the engine's log-probs"
+        )
+
+
 def _refuse_stale(samples: Sequence[TrainSample], allowed: int, weight_version: int) -> None:
     stale = []
     for sample in samples:
         versions = sample.routed_experts.weight_versions if sample.routed_experts else ()
-        if versions and not 0 <= weight_version - min(versions) <= allowed:
-            stale.append(f"{sample.sample_id} (version {min(versions)})")
+        wrong = [v for v in versions if not 0 <= weight_version - v <= allowed]
+        if wrong:
+            stale.append(f"{sample.sample_id} (version {', '.join(map(str, wrong))})")
     if stale:
         raise ReplayError(
             f"rows of {len(stale)} samples are of other weights than routing.max_staleness "

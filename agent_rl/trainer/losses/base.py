@@ -16,6 +16,16 @@ import torch
 from agent_rl.algorithms import Objective
 
 
+# Beyond e^20 a ratio says only that the policies have nothing in common: it is held there, without
+# a gradient, so that no token's overflow turns the clipped or masked gradients beside it to NaN.
+MAX_LOG_RATIO = 20.0
+
+
+def ratio_of(log_ratio: torch.Tensor) -> torch.Tensor:
+    """``exp(log_ratio)``, at most ``exp(MAX_LOG_RATIO)``."""
+    return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
+
+
 def this_rank_only(values: torch.Tensor) -> torch.Tensor:
     """The sum over context-parallel ranks where there is one rank."""
     return values

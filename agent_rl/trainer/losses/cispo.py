@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_rl.algorithms import Objective
-from agent_rl.trainer.losses.base import LossInputs, LossOutput
+from agent_rl.trainer.losses.base import LossInputs, LossOutput, ratio_of
 
 
 def clipped_weight(inputs: LossInputs, objective: Objective) -> LossOutput:
@@ -12,7 +12,7 @@ def clipped_weight(inputs: LossInputs, objective: Objective) -> LossOutput:
     arXiv 2506.13585, eq. 4 and 5. Every token keeps a gradient; ``clipped`` stays empty, and
     ``weight_clipped`` says how many weights were held.
     """
-    ratio = (inputs.logprobs.detach() - inputs.old_logprobs).exp()
+    ratio = ratio_of(inputs.logprobs.detach() - inputs.old_logprobs)
     weight = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)
     held = weight != ratio
     return LossOutput(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from agent_rl.algorithms import Objective
-from agent_rl.trainer.losses.base import LossInputs, LossOutput
+from agent_rl.trainer.losses.base import LossInputs, LossOutput, ratio_of
 
 
 def clipped_surrogate(inputs: LossInputs, objective: Objective) -> LossOutput:
@@ -15,7 +15,7 @@ def clipped_surrogate(inputs: LossInputs, objective: Objective) -> LossOutput:
     GRPO (arXiv 2402.03300, eq. 3), Dr. GRPO (arXiv 2503.20783) and DAPO share it: they differ in
     advantage and normaliser, which ``agent_rl.algorithms`` names.
     """
-    ratio = (inputs.logprobs - inputs.old_logprobs).exp()
+    ratio = ratio_of(inputs.logprobs - inputs.old_logprobs)
     return bounded_surrogate(ratio, inputs.advantages, objective)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from agent_rl.trainer.losses.base import LossInputs
+from agent_rl.trainer.losses.base import LossInputs, ratio_of
 
 # (inputs, lower bound, upper bound) -> weights [N]
 Correction = Callable[[LossInputs, float, float], torch.Tensor]
@@ -51,7 +51,7 @@ def masked_sequences(inputs: LossInputs, low: float, high: float) -> torch.Tenso
 
 
 def _ratio(inputs: LossInputs) -> torch.Tensor:
-    return (inputs.old_logprobs - inputs.rollout_logprobs).exp()
+    return ratio_of(inputs.old_logprobs - inputs.rollout_logprobs)
 
 
 CORRECTIONS: dict[str, Correction] = {

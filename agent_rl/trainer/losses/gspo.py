@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_rl.algorithms import Objective
-from agent_rl.trainer.losses.base import LossInputs, LossOutput
+from agent_rl.trainer.losses.base import LossInputs, LossOutput, ratio_of
 from agent_rl.trainer.losses.clipped import bounded_surrogate
 
 
@@ -16,6 +16,6 @@ def sequence_ratio(inputs: LossInputs, objective: Objective) -> LossOutput:
     no exchange between ranks.
     """
     mean = inputs.sequence_means(inputs.logprobs - inputs.old_logprobs)
-    sequence = mean.exp()[inputs.sequences].to(inputs.logprobs.dtype)
+    sequence = ratio_of(mean)[inputs.sequences].to(inputs.logprobs.dtype)
     ratio = sequence * (inputs.logprobs - inputs.logprobs.detach()).exp()
     return bounded_surrogate(ratio, inputs.advantages, objective)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from agent_rl.trainer.losses.base import MAX_LOG_RATIO
+
 
 def k3_to_reference(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
     """``r - 1 - log r`` with ``r = π_ref / π_θ`` on the sampled token, ``[N]``, never negative.
 
     The estimate of KL(π_θ ‖ π_ref) that GRPO adds to its loss (arXiv 2402.03300, eq. 4); its
-    gradient is ``(1 - r) ∇ log π_θ``.
+    gradient is ``(1 - r) ∇ log π_θ``, and none where ``r`` is beyond ``exp(MAX_LOG_RATIO)``.
     """
-    log_ratio = ref_logprobs - logprobs
+    log_ratio = (ref_logprobs - logprobs).clamp(max=MAX_LOG_RATIO)
     return torch.expm1(log_ratio) - log_ratio

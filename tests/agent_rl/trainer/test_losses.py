@@ -274,6 +274,35 @@ def test_equal_policies_have_ratio_one_and_weight_one() -> None:
             assert torch.allclose(same.logprobs.grad, -same.advantages)
 
 
+@pytest.mark.parametrize("correction", ["none", *CORRECTION_BOUNDS])
+@pytest.mark.parametrize("loss", [name for name in LOSSES if name != "sft"])
+@pytest.mark.parametrize("gap", [100.0, -100.0, 1000.0, -1000.0])
+def test_a_ratio_beyond_a_float_spoils_no_gradient(loss: str, correction: str, gap: float) -> None:
+    """Four tokens of sequences of their own: good, bad; beside each a plain one of its sign."""
+    config = AlgorithmConfig(loss=loss, correction=correction, kl_weight=0.1)  # type: ignore[arg-type]
+    old = torch.tensor([-1.0 - gap, -1.0, -1.0 - gap, -1.0])
+    advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    subject = LossInputs(
+        logprobs=torch.full((4,), -1.0, requires_grad=True),
+        old_logprobs=old,
+        rollout_logprobs=torch.full((4,), -1.0),
+        advantages=advantages,
+        sequences=torch.arange(4),
+        num_sequences=4,
+        ref_logprobs=torch.tensor([-1.0 + gap, -1.0, -1.0, -1.0]),
+    )
+    out = TotalLoss(config)(subject)
+    out.per_token.sum().backward()
+    gradient = subject.logprobs.grad
+    assert gradient is not None
+    assert bool(gradient.isfinite().all())
+    assert bool(out.per_token.isfinite().all())
+    assert torch.equal(gradient[[1, 3]], -advantages[[1, 3]])
+    if loss != "cispo":
+        assert out.clipped.tolist() == [gap > 0, False, gap < 0, False]
+        assert float(gradient[2]) == 0.0  # held by the clip, or beyond what a ratio can say
+
+
 def test_masked_sequences_survive_products_beyond_a_float() -> None:
     """20,000 tokens that all drift one way: the product is e^2000."""
     num = 20_000

@@ -11,10 +11,12 @@ import pytest
 import torch
 from reference_policy import logits as reference_logits
 
+from agent_rl.config import RoutingConfig
 from agent_rl.errors import CheckpointError, ReplayError, TrainerError
 from agent_rl.metrics.mismatch import abs_gap, exact_kl, f_taus, k3
 from agent_rl.trainer.checkpoint import CheckpointStore
 from agent_rl.trainer.folders import read_folder
+from agent_rl.trainer.ingest import check_samples
 from agent_rl.trainer.shape import ModelShape
 from agent_rl.trainer.weights import export_like
 from agent_rl.types import TrainSample
@@ -364,6 +366,21 @@ def test_stale_rows_are_refused_or_allowed_as_configured(make_samples, make_trai
         patient.step(samples)
 
 
+class SpannedRows(ArrayRows):
+    """Rows that the engine made under several versions of the weights."""
+
+    weight_versions = (1, 9)  # type: ignore[assignment]
+
+
+def test_rows_of_weights_that_do_not_exist_yet_are_refused(make_samples) -> None:
+    sample = make_samples((12,))[0]
+    rows, present = sample.routed_experts.gather(stop=11)
+    held = SpannedRows(sample.routed_experts.layout, sample.token_ids, rows, present)
+    sample = dataclasses.replace(sample, routed_experts=held)
+    with pytest.raises(ReplayError, match=r"sample-0 \(version 9\).*expected=0 to 1"):
+        check_samples([sample], RoutingConfig(max_staleness=5), weight_version=1)
+
+
 def test_nothing_to_train_is_counted_and_moves_nothing(make_samples, make_trainer) -> None:
     samples = [
         dataclasses.replace(s, loss_mask=np.zeros_like(s.loss_mask)) for s in make_samples(LENGTHS)
@@ -388,14 +405,26 @@ def test_an_empty_mini_batch_beside_a_full_one(make_samples, make_trainer) -> No
     assert metrics["grad_norm"] > 0
 
 
-def test_values_that_are_not_finite_move_no_weight(make_samples, make_trainer) -> None:
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"advantages": 3e38}, "gradient is not finite"),  # each a number, their sum is none
+        ({"advantages": np.inf}, r"sample-0 \(advantages\[\d+\] = inf"),
+        ({"rollout_logprobs": np.nan}, r"sample-0 \(rollout_logprobs\[\d+\] = nan"),
+        ({"rollout_logprobs": -np.inf}, r"sample-0 \(rollout_logprobs\[\d+\] = -inf"),
+    ],
+)
+def test_values_that_are_not_finite_move_no_weight(
+    make_samples, make_trainer, values: dict[str, float], words: str
+) -> None:
     samples = make_samples(LENGTHS)
     samples[0] = dataclasses.replace(
-        samples[0], advantages=np.where(samples[0].loss_mask, np.inf, 0).astype(np.float32)
+        samples[0],
+        **{k: np.where(samples[0].loss_mask, v, 0).astype(np.float32) for k, v in values.items()},
     )
     trainer = make_trainer()
     before = trainer.publish_weights()
-    with pytest.raises(TrainerError, match="gradient is not finite"):
+    with pytest.raises(TrainerError, match=words):
         trainer.step(samples)
     after = trainer.publish_weights()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
