@@ -15,7 +15,6 @@ import torch
 
 from agent_rl.algorithms import Objective
 
-
 # Beyond e^20 a ratio says only that the policies have nothing in common: it is held there, without
 # a gradient, so that no token's overflow turns the clipped or masked gradients beside it to NaN.
 MAX_LOG_RATIO = 20.0

@@ -16,6 +16,6 @@ def sequence_ratio(inputs: LossInputs, objective: Objective) -> LossOutput:
     no exchange between ranks.
     """
     mean = inputs.sequence_means(inputs.logprobs - inputs.old_logprobs)
-    sequence = ratio_of(mean)[inputs.sequences].to(inputs.logprobs.dtype)
-    ratio = sequence * (inputs.logprobs - inputs.logprobs.detach()).exp()
+    held = mean[inputs.sequences].to(inputs.logprobs.dtype)
+    ratio = ratio_of(held + (inputs.logprobs - inputs.logprobs.detach()))
     return bounded_surrogate(ratio, inputs.advantages, objective)
