@@ -49,10 +49,19 @@ def _divides(config: RunConfig) -> Iterator[Fault]:
         ("trainer.tensor_parallel", config.trainer.tensor_parallel, "num_attention_heads"),
         ("trainer.tensor_parallel", config.trainer.tensor_parallel, "num_key_value_heads"),
         ("trainer.tensor_parallel", config.trainer.tensor_parallel, "vocab_size"),
+        # Latent attention: Megatron cuts its down projections before ours take their place.
+        ("trainer.tensor_parallel", config.trainer.tensor_parallel, "q_lora_rank"),
+        (
+            "trainer.tensor_parallel",
+            config.trainer.tensor_parallel,
+            "kv_lora_rank + qk_rope_head_dim",
+        ),
         ("trainer.pipeline_parallel", config.trainer.pipeline_parallel, "num_hidden_layers"),
     ):
-        total = model.get(what)
-        if isinstance(total, int) and size > 0 and total % size:
+        parts = [model.get(name) for name in what.split(" + ")]
+        if size <= 0 or not all(isinstance(part, int) for part in parts):
+            continue
+        if (total := sum(parts)) % size:
             yield key, f"got {size}, expected a divisor of the policy's {what} ({total})"
     layers, stages = model.get("num_hidden_layers"), config.trainer.pipeline_parallel
     chunks = stages * config.trainer.virtual_pipeline

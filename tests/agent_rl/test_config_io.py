@@ -1,5 +1,6 @@
 """Configurations: what is accepted, what is refused, and how it is said."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,21 @@ def test_parallel_sizes_must_divide_the_policy(tmp_path: Path) -> None:
         "trainer.pipeline_parallel",
     ]
     assert problems[0].endswith("got 3, expected a divisor of the policy's num_local_experts (32)")
+
+
+def test_tensor_ranks_must_divide_the_widths_of_latent_attention(tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    widths = {"q_lora_rank": 1536, "kv_lora_rank": 510, "qk_rope_head_dim": 64}
+    (folder / "config.json").write_text(json.dumps(widths))
+    (folder / "tokenizer.json").touch()
+    (folder / "model.safetensors").touch()
+    sizes = "tensor_parallel: 4, sequence_parallel: true, num_processes: 4, launcher: local"
+    problems = _problems(tmp_path, f"policy: {{path: {folder}}}\ntrainer: {{{sizes}}}")
+    assert [problem for problem in problems if "lora" in problem] == [
+        f"{tmp_path / 'config.yaml'}: trainer.tensor_parallel: got 4, expected a divisor of the "
+        "policy's kv_lora_rank + qk_rope_head_dim (574)"
+    ]
 
 
 def test_parallel_settings_that_do_not_go_together(tmp_path: Path) -> None:
