@@ -13,14 +13,25 @@ DTYPES = ("float32", "bfloat16")
 
 
 def export_command(source: Path, folder: Path, step: int | None, dtype: str | None) -> None:
-    """Verify a checkpoint and write its model; raises when either cannot be done."""
+    """Verify a checkpoint and write its model; raises when either cannot be done.
+
+    The run may go on meanwhile: when it removes the newest checkpoint, the newer one is taken.
+    """
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError([f"--dtype: got {dtype}, expected one of {', '.join(DTYPES)}"])
     console = Console()
-    checkpoint = find_checkpoint(source, step, console)
-    from agent_rl.trainer.export import export_model
+    from agent_rl.trainer.export import CheckpointGoneError, export_model
 
-    num_bytes = export_model(checkpoint, folder, dtype=dtype)
+    while True:
+        checkpoint = find_checkpoint(source, step, console)
+        try:
+            num_bytes = export_model(checkpoint, folder, dtype=dtype)
+        except CheckpointGoneError as error:
+            if step is not None or checkpoint == source:
+                raise
+            console.print(f"{error}; taking the newest again", style="yellow")
+        else:
+            break
     console.print(f"{checkpoint} → {folder}: {num_bytes:,} bytes of weights")
 
 

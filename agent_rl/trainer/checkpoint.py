@@ -8,6 +8,8 @@ the ranks of a trainer each write their own files into the folder, before ``writ
     checkpoints/
       step-00000010/           complete: manifest.json is there
       .partial-00000011-4242/  being written, or left by a process that died
+      .replaced-00000010-4242/ stands for step-00000010 until its new version has that name
+      .doomed-00000009-4242/   being removed
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from agent_rl.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"^step-(\d+)$")
-_ASIDE = re.compile(r"^\.(partial|replaced)-(\d+)-\d+$")
+_ASIDE = re.compile(r"^\.(partial|replaced|doomed)-(\d+)-\d+$")
 _BLOCK_BYTES = 1 << 20
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -70,7 +72,9 @@ class CheckpointStore:
         when the disk is full or the folder stays empty; whatever ``write`` raises passes through.
         Either way the folder is removed and earlier checkpoints are untouched.
         """
-        self._root.mkdir(parents=True, exist_ok=True)
+        if not self._root.is_dir():
+            self._root.mkdir(parents=True)
+            sync(self._root.parent)
         self._remove_leftovers()
         aside = self._root / f".partial-{step:08d}-{os.getpid()}"
         aside.mkdir()
@@ -99,11 +103,14 @@ class CheckpointStore:
         Raises ``CheckpointError`` when there are checkpoints and none verifies.
         """
         skipped: list[Skipped] = []
-        for step, folder in sorted(self._complete(), reverse=True):
+        seen = sorted(self._complete(), reverse=True)
+        for step, folder in seen:
             reason = damage(folder)
             if reason is None:
                 return Found(step, folder, tuple(skipped))
             skipped.append(Skipped(folder.name, reason))
+        if not all(folder.exists() for _, folder in seen):
+            return self.latest()  # a run that is going on put a newer one in its place
         if skipped:
             listed = "; ".join(f"{s.name}: {s.reason}" for s in skipped)
             raise CheckpointError(
@@ -120,17 +127,23 @@ class CheckpointStore:
         if not self._root.is_dir():
             return
         for folder in self._root.iterdir():
-            match = _NAME.match(folder.name)
-            if match and folder.is_dir():
-                yield int(match.group(1)), folder
+            match = _NAME.match(folder.name) or _ASIDE.match(folder.name)
+            if match is None or not folder.is_dir():
+                continue
+            step = int(match.groups()[-1])
+            if match.re is _NAME or (match[1] == "replaced" and not self._folder(step).exists()):
+                yield step, folder  # the latter: a process died between the renames of _publish
+
+    def _folder(self, step: int) -> Path:
+        return self._root / f"step-{step:08d}"
 
     def _publish(self, aside: Path, step: int) -> Path:
-        folder = self._root / f"step-{step:08d}"
+        folder = self._folder(step)
         replaced = self._root / f".replaced-{step:08d}-{os.getpid()}"
         if folder.exists():  # of a run that was taken up again from an earlier step
             os.rename(folder, replaced)
         os.rename(aside, folder)
-        _sync_folder(self._root)
+        sync(self._root)
         shutil.rmtree(replaced, ignore_errors=True)
         return folder
 
@@ -142,7 +155,7 @@ class CheckpointStore:
         whole = [c for c in older if damage(c[1], contents=False) is None]
         kept = whole[: self._keep_last - 1]
         for step, folder in (c for c in older if c not in kept):
-            doomed = self._root / f".replaced-{step:08d}-{os.getpid()}"
+            doomed = self._root / f".doomed-{step:08d}-{os.getpid()}"
             os.rename(folder, doomed)
             shutil.rmtree(doomed, ignore_errors=True)
 
@@ -152,8 +165,8 @@ class CheckpointStore:
             match = _ASIDE.match(folder.name)
             if not match:
                 continue
-            home = self._root / f"step-{int(match.group(2)):08d}"
-            if match.group(1) == "replaced" and not home.exists() and damage(folder) is None:
+            home = self._folder(int(match[2]))
+            if match[1] == "replaced" and not home.exists():
                 os.rename(folder, home)  # died between the two renames of _publish
             else:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -164,14 +177,24 @@ def damage(folder: Path, *, contents: bool = True) -> str | None:
 
     Without ``contents`` only names and sizes are compared.
     """
-    path = folder / MANIFEST
     try:
-        files = json.loads(path.read_text())["files"]
+        return _damage(folder, contents)
+    except OSError as error:  # a bad sector, a share that is gone
+        return f"cannot be read ({error})"
+
+
+def _damage(folder: Path, contents: bool) -> str | None:
+    path, name = folder / MANIFEST, _NAME.match(folder.name)
+    try:
+        manifest = json.loads(path.read_text())
+        step, files = int(manifest["step"]), manifest["files"]
         entries = [(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in files]
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
     except (ValueError, KeyError, TypeError) as error:
         return f"{MANIFEST} cannot be read ({error})"
+    if name and int(name[1]) != step:  # a renamed folder: its data position would be wrong
+        return f"{MANIFEST}: got=step {step} expected=step {int(name[1])}"
     if not entries:
         return f"{MANIFEST} lists no files"
     for name, size, _ in entries:
@@ -196,7 +219,7 @@ def _seal(folder: Path, step: int) -> None:
     if folder / MANIFEST in files:
         raise CheckpointError(f"checkpoint of step {step}: {MANIFEST} is the store's own file")
     for path in files:
-        _sync_file(path)
+        sync(path)
     entries = [
         {
             "path": path.relative_to(folder).as_posix(),
@@ -206,11 +229,11 @@ def _seal(folder: Path, step: int) -> None:
         for path, digest in zip(files, _sha256(files), strict=True)
     ]
     for child in sorted(p for p in folder.rglob("*") if p.is_dir()):
-        _sync_folder(child)
+        sync(child)
     manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"step": step, "files": entries}, indent=1))
-    _sync_file(manifest)
-    _sync_folder(folder)
+    sync(manifest)
+    sync(folder)
 
 
 def _sha256(paths: Sequence[Path]) -> list[str]:
@@ -227,12 +250,8 @@ def _sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())
-
-
-def _sync_folder(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

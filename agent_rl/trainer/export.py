@@ -12,7 +12,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from agent_rl.errors import ConfigError
+from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.trainer.checkpoint import sync
 from agent_rl.trainer.folders import INDEX, SIDE_FILES
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -23,33 +24,57 @@ def export_model(checkpoint: Path, folder: Path, *, dtype: str | None = None) ->
 
     Weights are converted to ``dtype`` if one is given; selection biases stay in float32. A tied
     output head is written out: SGLang samples from uniform logits without one. The folder appears
-    when it is complete. Raises ``ConfigError`` when it exists already.
+    when it is complete. Raises ``ConfigError`` when it exists already, ``CheckpointGoneError`` when
+    a run that is going on removes the checkpoint meanwhile, ``CheckpointError`` without weights.
     """
     if folder.exists():
         raise ConfigError([f"export: got {folder}, which exists; expected a new folder"])
+    inode = _inode(checkpoint)
     aside = folder.parent / f".{folder.name}.{os.getpid()}"
     aside.mkdir(parents=True)
     try:
         num_bytes = _write(checkpoint, aside, dtype)
+        _require_same(checkpoint, inode)
         os.rename(aside, folder)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(error, OSError | CheckpointError):
+            _require_same(checkpoint, inode)
         raise
     return num_bytes
+
+
+class CheckpointGoneError(CheckpointError):
+    """A run that is going on removed the checkpoint, for a newer one."""
+
+
+def _require_same(checkpoint: Path, inode: int | None) -> None:
+    """Checkpoints are renamed as a whole before they are removed: was it there all along?"""
+    if _inode(checkpoint) != inode:
+        raise CheckpointGoneError(f"{checkpoint} was removed while it was exported")
+
+
+def _inode(folder: Path) -> int | None:
+    try:
+        return folder.stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def _write(checkpoint: Path, folder: Path, dtype: str | None) -> int:
     where: dict[str, str] = {}
     total = 0
     files = _model_files(checkpoint)
+    if not files:
+        raise CheckpointError(
+            f"nothing to export: got={checkpoint} without weights expected=model*.safetensors in it"
+        )
     with_head = any(HEAD in names for _, names in files)
     for path, _ in files:
         tensors = dict(_tensors(path, dtype))
         if EMBEDDING in tensors and not with_head:
             tensors[HEAD] = tensors[EMBEDDING].clone()
         save_file(tensors, folder / path.name, metadata={"format": "pt"})
-        with (folder / path.name).open("rb") as stream:
-            os.fsync(stream.fileno())
         where |= dict.fromkeys(tensors, path.name)
         total += sum(t.numel() * t.element_size() for t in tensors.values())
     if len(files) > 1:
@@ -62,6 +87,8 @@ def _write(checkpoint: Path, folder: Path, dtype: str | None) -> int:
         config = json.loads((folder / "config.json").read_text())
         config.pop("torch_dtype", None)
         (folder / "config.json").write_text(json.dumps(config | {"dtype": dtype}, indent=2))
+    for path in (*folder.iterdir(), folder):
+        sync(path)
     return total
 
 

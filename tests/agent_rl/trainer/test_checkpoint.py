@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -131,6 +132,58 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path) -> None:
     folder.rename(tmp_path / ".replaced-00000003-1")
     store.save(4, fill)
     assert store.steps() == [3, 4]
+
+
+def test_a_kill_between_the_two_renames_is_seen_by_who_only_reads(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep_last=1)
+    store.save(3, fill).rename(tmp_path / ".replaced-00000003-1")
+    found = store.latest()
+    assert found is not None
+    assert found.step == 3
+
+
+@pytest.mark.parametrize(("keep_last", "step"), [(1, 3), (1, 4), (2, 3), (2, 4)])
+def test_a_kill_at_any_file_operation_of_a_save_leaves_the_newest_whole_one(
+    keep_last: int, step: int
+) -> None:
+    """Writing, publishing and removing older ones; a new step, and one that is there already."""
+    killer = Path(__file__).with_name("checkpoint_killer.py")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:  # thousands of fsyncs
+        command = [sys.executable, str(killer), memory, str(keep_last), str(step)]
+        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    lines = [line.split() for line in out.splitlines()]
+    assert len(lines) > 20
+    newest = [int(line[0]) for line in lines]
+    assert newest == sorted(newest)
+    assert set(newest) == {3, step}
+    kept = ["step-00000005"] if keep_last == 1 else ["", "step-00000005"]
+    for before, after, *left in lines:
+        assert after == "5"
+        if keep_last == 2:
+            kept[0] = f"step-{int(before):08d}"
+        assert left == kept
+
+
+def test_a_folder_under_another_steps_name_is_not_that_step(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(1, fill)
+    store.save(2, fill).rename(tmp_path / "step-00000009")
+    found = store.latest()
+    assert found is not None
+    assert (found.step, found.skipped[0].reason) == (1, f"{MANIFEST}: got=step 2 expected=step 9")
+
+
+def test_a_file_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+    """The kernel answers EIO for a process's memory at address 0, as for a bad sector."""
+    store = CheckpointStore(tmp_path)
+    store.save(1, fill)
+    newest = store.save(2, fill)
+    (newest / MANIFEST).unlink()
+    (newest / MANIFEST).symlink_to("/proc/self/mem")
+    found = store.latest()
+    assert found is not None
+    assert found.step == 1
+    assert found.skipped[0].reason.startswith("cannot be read ([Errno 5]")
 
 
 def test_a_full_disk_is_named_and_leaves_earlier_ones(tmp_path: Path) -> None:
