@@ -55,6 +55,16 @@ class ReplayTable:
     # [L, N, E] log-probabilities of the rollout's routers, from an engine that reports them
     distributions: torch.Tensor | None = None
 
+    def to(self, device: torch.device) -> ReplayTable:
+        """The same on another device and no wider; ``distributions`` stay, a layer is read once."""
+        return replace(
+            self,
+            rows=self.rows.to(device),
+            present=self.present.to(device),
+            padding=self.padding.to(device),
+            weights=None if self.weights is None else self.weights.to(device),
+        )
+
 
 @dataclass(frozen=True)
 class ConsistencySums:
@@ -111,6 +121,8 @@ class RouterReplay:
         self._recorded: dict[tuple[int, int], torch.Tensor] = {}
         self._latched: dict[tuple[int, int], torch.Tensor] = {}
         self._current: int | None = None
+        self._all_fixed = False  # of the current micro-batch: the live choice is not needed
+        self._moved: tuple[int, ReplayTable] | None = None  # the last one read, on its device
         self._in_backward = self._recording = self._counting = False
         self._training = self._live = False
         self._terms: dict[int, torch.Tensor] = {}
@@ -140,6 +152,7 @@ class RouterReplay:
                 f"expected={len(self.layers)} layers, one number of tokens"
             )
         self._tables[micro_batch] = table
+        self._moved = None
         self._latched = {key: v for key, v in self._latched.items() if key[0] != micro_batch}
 
     @contextlib.contextmanager
@@ -162,12 +175,12 @@ class RouterReplay:
             raise ReplayError(
                 f"no rows for micro-batch: got={micro_batch} expected={sorted(self._tables)}"
             )
-        self._current, self._in_backward = micro_batch, False
         self._recording, self._counting = record, count
         if count:
             table = self._tables[micro_batch]
             self._counter.begin(micro_batch, table.present & ~table.padding)
         self._training, self._live = train, live
+        self._enter(micro_batch, in_backward=False)
         try:
             yield
         finally:
@@ -185,9 +198,24 @@ class RouterReplay:
                     f"backward of micro-batch {micro_batch} after its rows were cleared: "
                     "finish the backward inside the step"
                 )
-            self._current, self._in_backward = micro_batch, True
+            self._enter(micro_batch, in_backward=True)
 
         output.grad_fn.register_prehook(enter)
+
+    def _enter(self, micro_batch: int, *, in_backward: bool) -> None:
+        """Reads are of this micro-batch from now on."""
+        self._current, self._in_backward = micro_batch, in_backward
+        table = self._tables[micro_batch]
+        # Asked here, where the table is on the CPU: on the device it would cost a wait a layer.
+        fixed = table.padding if self._live else table.present | table.padding
+        self._all_fixed = bool(fixed.all())
+
+    def _table(self, device: torch.device) -> ReplayTable:
+        """The current micro-batch's table on the routers' device: one copy a pass, still narrow."""
+        assert self._current is not None
+        if self._moved is None or self._moved[0] != self._current:
+            self._moved = self._current, self._tables[self._current].to(device)
+        return self._moved[1]
 
     def recorded(self, micro_batch: int) -> torch.Tensor:
         """Live choices of a forward with ``record=True``: ``[L, N, K]`` in the rows' dtype."""
@@ -211,7 +239,7 @@ class RouterReplay:
         """Expert ids ``[N, K]`` int64 for this read, or None to leave the choice to Megatron."""
         if self._current is None:
             return None
-        table = self._tables[self._current]
+        table = self._table(scores.device)
         key = (self._current, layer)
         if scores.shape[0] != table.present.shape[0]:
             raise ReplayError(
@@ -219,17 +247,15 @@ class RouterReplay:
                 f"got={scores.shape[0]} tokens expected={table.present.shape[0]}"
             )
         if self._in_backward and key in self._latched:
-            return self._latched[key].to(device=scores.device, dtype=torch.int64)
-        rows = table.rows[self._slot[layer]].to(device=scores.device, dtype=torch.int64)
-        fixed = table.padding if self._live else table.present | table.padding
-        fixed = fixed.to(scores.device)
-        all_fixed = bool(fixed.all())
-        if all_fixed and not (self._recording or self._counting):
+            return self._latched[key].to(torch.int64)
+        rows = table.rows[self._slot[layer]].to(torch.int64)
+        if self._all_fixed and not (self._recording or self._counting):
             return rows
         live = live_top_k(scores.detach())
         if self._recording:
             self._recorded[key] = live.to(table.rows.dtype)  # an eighth of the ids' int64
-        chosen = rows if all_fixed else torch.where(fixed.unsqueeze(1), rows, live)
+        fixed = table.padding if self._live else table.present | table.padding
+        chosen = rows if self._all_fixed else torch.where(fixed.unsqueeze(1), rows, live)
         if self._counting:
             self._counter.add(
                 self._current,
@@ -239,9 +265,9 @@ class RouterReplay:
                 replayed=table.present & ~table.padding,
                 padding=table.padding,
             )
-        if self._recompute and not (all_fixed or self._in_backward or self._live):
+        if self._recompute and not (self._all_fixed or self._in_backward or self._live):
             # A recomputed tie could fall the other way: what the forward chose stays chosen.
-            self._latched[key] = chosen
+            self._latched[key] = chosen.to(table.rows.dtype)
         return chosen
 
     @property
@@ -258,7 +284,7 @@ class RouterReplay:
             return
         if not (self._training or self._in_backward):
             return
-        table, slot = self._tables[self._current], self._slot[layer]
+        table, slot = self._table(scores.device), self._slot[layer]
         if table.weights is None:
             raise ReplayError(
                 f"micro-batch {self._current}: no token weights for the router-consistency term, "
@@ -273,11 +299,11 @@ class RouterReplay:
             and not config.moe_router_pre_softmax,
         )
         if table.distributions is None:
-            rows = table.rows[slot].to(device=scores.device, dtype=torch.int64)
+            rows = table.rows[slot].to(torch.int64)
             terms = to_recorded_sets(live, rows)
         else:
             terms = to_recorded_distributions(live, table.distributions[slot].to(scores.device))
-        weights = (table.weights * (table.present & ~table.padding)).to(scores.device)
+        weights = table.weights * (table.present & ~table.padding)
         value = (weights * terms).sum()
         if not self._in_backward:
             found = torch.stack([value.detach(), weights.sum()]).double()
@@ -296,8 +322,8 @@ class RouterReplay:
         """
         if self._current is None or not torch.is_grad_enabled():
             return
-        real = ~self._tables[self._current].padding.to(routing_map.device)
-        router.local_tokens_per_expert += routing_map[real].sum(dim=0)
+        real = ~self._table(routing_map.device).padding
+        router.local_tokens_per_expert += (routing_map & real.unsqueeze(1)).sum(dim=0)
 
 
 class _LayerHook:

@@ -25,7 +25,11 @@ class RoutingCounts:
 
 
 class RoutingCounter:
-    """Collects the counts of one rank; mutated by ``begin`` and ``add``."""
+    """Collects the counts of one rank; mutated by ``begin`` and ``add``.
+
+    Sums stay on the routers' device until ``counts`` asks: reading one a layer would make a GPU
+    wait for its queue a layer.
+    """
 
     def __init__(self, layers: Sequence[int], num_experts: int) -> None:
         self._layers = tuple(layers)
@@ -35,7 +39,7 @@ class RoutingCounter:
         self._tokens = 0
 
     def begin(self, micro_batch: int, replayed: torch.Tensor) -> None:
-        """Expect a micro-batch whose tokens ``replayed [N]`` have a row.
+        """Expect a micro-batch whose tokens ``replayed [N]`` (on the CPU) have a row.
 
         A stage without MoE layers counts its tokens too: all stages then agree on them.
         """
@@ -54,21 +58,23 @@ class RoutingCounter:
         padding: torch.Tensor,
     ) -> None:
         """One layer's sets ``[N, K]``: used ones and live ones; masks ``[N]``."""
-        differs = (chosen.sort(dim=1).values != live.sort(dim=1).values).any(dim=1).cpu()
+        device = live.device
+        self._flips, self._load = self._flips.to(device), self._load.to(device)
+        differs = (chosen.sort(dim=1).values != live.sort(dim=1).values).any(dim=1)
         flipped = differs & replayed
-        self._flips[slot] += int(flipped.sum())
-        self._flipped[micro_batch] |= flipped
-        real = chosen[~padding.to(chosen.device)].flatten()
-        self._load[slot] += torch.bincount(real, minlength=self._load.shape[1]).cpu()
+        self._flips[slot] += flipped.sum()
+        self._flipped[micro_batch] = self._flipped[micro_batch].to(device) | flipped
+        real = (~padding).unsqueeze(1).expand_as(chosen)
+        self._load[slot].scatter_add_(0, chosen.flatten(), real.flatten().to(torch.int64))
 
     @property
     def counts(self) -> RoutingCounts:
-        flipped = [self._flipped[key] for key in sorted(self._flipped)]
+        flipped = [self._flipped[key].cpu() for key in sorted(self._flipped)]
         joined = torch.cat(flipped) if flipped else torch.zeros(0, dtype=torch.bool)
         return RoutingCounts(
             layers=self._layers,
-            flips=self._flips,
-            load=self._load,
+            flips=self._flips.cpu(),
+            load=self._load.cpu(),
             tokens=self._tokens,
             tokens_with_flip=int(joined.sum()),
             flipped=joined,

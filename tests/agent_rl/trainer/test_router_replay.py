@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from reference_policy import gates
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from agent_rl.config import TrainerConfig
 from agent_rl.errors import ReplayError
@@ -386,6 +387,44 @@ def test_two_models_in_one_process_do_not_mix(policy: Path) -> None:
         replayed = first.forward(0, ids)
         assert torch.equal(second.plain(ids), stock)
     assert not torch.equal(replayed, stock)
+
+
+class Copies(TorchDispatchMode):
+    """Notes every copy between devices: the type it left with and the one it arrived in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[torch.dtype, torch.dtype]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        source = next((a for a in args if isinstance(a, torch.Tensor)), None)
+        if source is not None and isinstance(out, torch.Tensor) and source.device != out.device:
+            self.seen.append((source.dtype, out.dtype))
+        return out
+
+
+@pytest.mark.parametrize("missing", [(), (0, 2)])
+def test_rows_reach_the_device_narrow_once_a_pass_and_nothing_waits_for_it(
+    policy: Path, missing: tuple[int, ...]
+) -> None:
+    """The device is torch's ``meta``, where whatever needs a value on the host raises."""
+    subject = Policy(policy)
+    scores = torch.empty(6, EXPERTS, device="meta")
+
+    def live(detached: torch.Tensor) -> torch.Tensor:
+        return detached.topk(TOP_K, dim=1).indices
+
+    with subject.replay.step():
+        subject.replay.put(0, random_table(3, 6, seed=1, missing=missing, pads=(5,)))
+        for options in ({}, {"count": True}, {"record": True}, {"live": True}):
+            with Copies() as copies, subject.replay.forward(0, **options):
+                chosen = [subject.replay.choose(layer, scores, live) for layer in (0, 1, 2)]
+            assert all(ids is not None and ids.dtype == torch.int64 for ids in chosen)
+            assert all(left == arrived for left, arrived in copies.seen)
+            moved = [left for left, _ in copies.seen]
+            assert moved.count(torch.uint8) == (1 if options == {} else 0)  # then it is there
+            assert moved.count(torch.int64) == (2 if "count" in options else 0)  # empty sums
 
 
 def test_shapes_that_do_not_fit_are_refused(policy: Path) -> None:
