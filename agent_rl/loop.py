@@ -58,7 +58,7 @@ async def train_steps(parts: LoopParts, observer: StepObserver, *, first_step: i
         collected = time.monotonic()
 
         samples = build_samples(groups, parts.config)
-        metrics = rollout_metrics(groups)
+        metrics = rollout_metrics(groups, parts.config.rollout.min_valid_members)
         if samples:  # equal rewards teach nothing: such a step leaves the weights alone
             if is_due(step, parts.config.train.mismatch_every):
                 layers = parts.engine.row_layout.moe_layers

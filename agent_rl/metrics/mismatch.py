@@ -40,9 +40,12 @@ def exact_kl(rollout: ArrayLike, train: ArrayLike) -> float:
 
 
 def f_tau(rollout: ArrayLike, train: ArrayLike, tau: float) -> float:
-    """Share of tokens with ``max(p_train/p_rollout, p_rollout/p_train) > tau``, ``[N]`` each."""
+    """Share of tokens with ``max(p_train/p_rollout, p_rollout/p_train) > tau``, ``[N]`` each.
+
+    A log-prob that is not a number counts as beyond every ``tau``: no alarm may sleep through it.
+    """
     gap = np.abs(_difference(train, rollout))
-    return float(np.mean(gap > np.log(tau))) if gap.size else 0.0
+    return float(np.mean(~(gap <= np.log(tau)))) if gap.size else 0.0
 
 
 def f_taus(rollout: ArrayLike, train: ArrayLike) -> dict[str, float]:

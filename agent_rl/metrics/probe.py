@@ -1,5 +1,8 @@
 """What a step's samples look like with replay, without it, and to the trainer a second time.
 
+With replay also where the run replays nothing, as long as the engine's rows are there: the
+difference is what ``routing.replay=r3`` would be worth to it.
+
 Measured on a few samples of every step, drawn anew each time: the same tokens with the recorded
 rows and with live routers, which is what replay is worth, and twice with live routers in
 micro-batches of another make-up, which is how far the trainer disagrees with itself. The second
@@ -28,18 +31,20 @@ def probe_mismatch(
     """Metrics of ``train.mismatch_samples`` of ``samples``, chosen by seed and step.
 
     ``layers`` are the global numbers of the model's MoE layers, for the names.
-    Names end in ``_no_replay``, ``_replay`` (where rows are replayed) and ``_self``. Costs two
-    forward passes of these samples, three with replay.
+    Names end in ``_no_replay``, ``_replay`` (where there are rows) and ``_self``; under replay a
+    flip is a router that would have chosen another set than it was given. Costs three forward
+    passes of these samples, two without rows.
     """
     rng = np.random.default_rng([config.seed, step])
     count = min(config.train.mismatch_samples, len(samples))
     chosen = [samples[i] for i in rng.permutation(len(samples))[:count]]
     live = trainer.score(chosen, "off", live_routing=True)
     metrics = _mismatch(_rollout(chosen), _sampled(chosen, live), "_no_replay")
-    metrics |= _flip_rates(chosen, live, layers)
-    if config.routing.replay in ("r3", "mixed"):
-        replayed = _sampled(chosen, trainer.score(chosen, "r3"))
-        metrics |= _mismatch(_rollout(chosen), replayed, "_replay")
+    metrics |= _flip_rates(chosen, live, layers, "_no_replay")
+    if any(sample.routed_experts is not None for sample in chosen):
+        replayed = trainer.score(chosen, "r3", live_routing=True)
+        metrics |= _mismatch(_rollout(chosen), _sampled(chosen, replayed), "_replay")
+        metrics |= _flip_rates(chosen, replayed, layers, "_replay")
     halves = [chosen[::2], chosen[1::2]]
     again = [_sampled(half, trainer.score(half, "off")) for half in halves if half]
     first = _sampled([*chosen[::2], *chosen[1::2]], [*live[::2], *live[1::2]])
@@ -64,9 +69,9 @@ def _sampled(samples: Sequence[TrainSample], scores: Sequence[Scored]) -> Floats
 
 
 def _flip_rates(
-    samples: Sequence[TrainSample], scores: Sequence[Scored], layers: Sequence[int]
+    samples: Sequence[TrainSample], scores: Sequence[Scored], layers: Sequence[int], suffix: str
 ) -> dict[str, float]:
-    """Live sets against recorded ones, with live routers in all layers below as well."""
+    """The routers' own sets against the recorded ones, in rows that are there."""
     differ = []
     for sample, score in zip(samples, scores, strict=True):
         if sample.routed_experts is None or score.live_experts is None:
@@ -80,6 +85,6 @@ def _flip_rates(
     every = np.concatenate(differ)  # [T, L]
     rates = zip(layers, every.mean(axis=0), strict=True)
     return {
-        "router_flip_rate_no_replay": float(every.mean()),
-        "tokens_with_flip_no_replay": float(every.any(axis=1).mean()),
-    } | {f"router_flip_rate_no_replay/layer_{layer}": float(rate) for layer, rate in rates}
+        f"router_flip_rate{suffix}": float(every.mean()),
+        f"tokens_with_flip{suffix}": float(every.any(axis=1).mean()),
+    } | {f"router_flip_rate{suffix}/layer_{layer}": float(rate) for layer, rate in rates}

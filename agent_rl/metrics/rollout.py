@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
-from agent_rl.trainer.advantage import centred
+from agent_rl.samples import has_signal
 from agent_rl.types import Group, Status, Trajectory
 
 
-def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+def rollout_metrics(groups: Sequence[Group], min_valid_members: int = 2) -> dict[str, float]:
     """Metrics over all trajectories; rates of reward over valid ones only.
 
+    ``groups_with_signal`` is the share of groups with as many valid members, whose rewards differ.
     ``resolve_rate`` counts a reward of 1 as resolved. Failures are counted beside it and are
     never part of a rate.
     """
@@ -30,7 +29,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "truncated_fraction": statuses[Status.TRUNCATED] / max(1, len(valid)),
         "reward_mean": _mean(rewards),
         "resolve_rate": resolve_rate(valid),
-        "groups_with_signal": _mean([float(_has_signal(group)) for group in groups]),
+        "groups_with_signal": _mean([float(has_signal(g, min_valid_members)) for g in groups]),
         "turns_mean": _mean([float(len(t.turns)) for t in valid]),
         "tokens_mean": _mean([float(len(t.token_ids)) for t in valid]),
         "sampled_tokens": float(sum(int(t.loss_mask.sum()) for t in valid)),
@@ -42,12 +41,6 @@ def resolve_rate(trajectories: Sequence[Trajectory]) -> float:
     """Share of valid trajectories with a reward of 1; 0 when there is none."""
     rewards = [t.reward for t in trajectories if t.reward is not None]
     return _mean([float(reward >= 1.0) for reward in rewards])
-
-
-def _has_signal(group: Group) -> bool:
-    """As in ``build_samples``: rewards that differ by rounding alone teach nothing."""
-    rewards = np.array([t.reward for t in group.valid], np.float64)
-    return bool(centred(rewards).any())
 
 
 def _mean(values: Sequence[float]) -> float:

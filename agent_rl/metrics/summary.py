@@ -62,12 +62,12 @@ def summarize(
 ) -> Summary:
     """Put a run's metrics and its two evaluations together.
 
-    ``replayed_fraction`` is over all trained tokens, ``kl_mean`` the mean of the steps' k3
+    ``replayed_fraction`` is over all fed tokens, ``kl_mean`` the mean of the steps' k3
     estimates, ``f2_max`` the largest F(2) of any step.
     """
     trained = [row for row in metrics if row.get("num_tokens", 0) > 0]
-    num_tokens = sum(row["num_tokens"] for row in trained)
-    replayed = sum(row["replayed_fraction"] * row["num_tokens"] for row in trained)
+    num_fed = sum(row["num_fed_tokens"] for row in trained)
+    replayed = sum(row["replayed_fraction"] * row["num_fed_tokens"] for row in trained)
     kls = [row["kl_k3_rollout_old"] for row in trained]
     live = [row["kl_k3_no_replay"] for row in trained if "kl_k3_no_replay" in row]
     low, high = after.interval
@@ -81,7 +81,7 @@ def summarize(
         resolve_rate_after_high=high,
         num_heldout=after.num_trajectories,
         train_wall_s=sum(row["time_step_s"] for row in metrics),
-        replayed_fraction=replayed / num_tokens if num_tokens else 0.0,
+        replayed_fraction=replayed / num_fed if num_fed else 0.0,
         kl_mean=sum(kls) / len(kls) if kls else 0.0,
         f2_max=max((row["f_2"] for row in trained), default=0.0),
         completed=completed,

@@ -17,6 +17,12 @@ def _replay(config: RunConfig) -> Iterator[Fault]:
             f"got false, expected true because routing.replay={mode} replays what the engine "
             "captures; capture it or set routing.replay=off",
         )
+    if mode == "r2" and config.algorithm.loss == "sft":
+        yield (
+            "routing.replay",
+            "got r2, expected off, r3 or mixed because algorithm.loss=sft scores no old policy: "
+            "nothing would be recorded",
+        )
     weight = config.algorithm.router_consistency_weight
     if weight > 0 and mode not in ("r3", "mixed"):
         yield (

@@ -21,9 +21,10 @@ def normalised(rewards: NDArray[np.float64]) -> NDArray[np.float32]:
     gets exactly 0: the largest and smallest are compared, because the std of equal float32 rewards
     is not 0.
     """
+    rewards = np.asarray(rewards, dtype=np.float64)
     advantages = centred(rewards)
     if advantages.any():
-        advantages /= np.nanstd(np.asarray(rewards, dtype=np.float64)) + _EPS
+        advantages /= rewards[np.isfinite(rewards)].std() + _EPS
     return advantages
 
 

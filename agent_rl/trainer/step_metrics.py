@@ -75,7 +75,8 @@ class StepTotals:
         values = {"tokens": torch.ones_like(gap), "kl_k3_rollout_old": torch.expm1(gap) - gap}
         values |= {"abs_logprob_gap": gap.abs(), "entropy": entropy.double().cpu()}
         for tau in TAUS:
-            values[f_tau_name(tau)] = (gap.abs() > np.log(tau)).double()
+            # As in ``f_tau``: what is not a number is beyond every bound.
+            values[f_tau_name(tau)] = (~(gap.abs() <= np.log(tau))).double()
         _add(self.tokens, {f"old/{name}": v.sum() for name, v in values.items()})
 
     def add_routing(self, counts: RoutingCounts) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args, get_type_hints
 
 import pytest
 
-from agent_rl.algorithms import CORRECTION_BOUNDS, advice, correction_bounds
+from agent_rl.algorithms import CORRECTION_BOUNDS, DEFAULTS, advice, correction_bounds
 from agent_rl.config import AlgorithmConfig, EngineConfig, RoutingConfig, RunConfig
 from agent_rl.rules import check_rules
+from agent_rl.trainer.advantage import ADVANTAGES
+from agent_rl.trainer.losses import LOSSES
+from agent_rl.trainer.losses.correction import CORRECTIONS
 
 
 def faults(routing: dict[str, object] | None = None, **algorithm: object) -> list[str]:
@@ -22,7 +26,18 @@ def faults(routing: dict[str, object] | None = None, **algorithm: object) -> lis
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sft"])
 @pytest.mark.parametrize("replay", ["off", "r2", "r3", "mixed"])
 def test_every_loss_goes_with_every_replay_mode(loss: str, replay: str) -> None:
-    assert faults({"replay": replay}, loss=loss) == []
+    """But for one: what the old-policy pass chose cannot be replayed where there is none."""
+    refused = (loss, replay) == ("sft", "r2")
+    assert faults({"replay": replay}, loss=loss) == ["routing.replay"] * refused
+
+
+def test_the_configuration_names_what_there_is() -> None:
+    """A loss, an advantage or a correction is a dict entry; the schema lists the same names."""
+    hints = get_type_hints(AlgorithmConfig)
+    assert set(get_args(hints["loss"])) == set(LOSSES) == set(DEFAULTS)
+    assert set(get_args(get_args(hints["advantage"])[0])) == set(ADVANTAGES)
+    assert set(get_args(hints["correction"])) == {"none", *CORRECTIONS}
+    assert set(CORRECTIONS) == set(CORRECTION_BOUNDS)
 
 
 @pytest.mark.parametrize(

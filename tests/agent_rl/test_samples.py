@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from agent_rl.config import AgentConfig, AlgorithmConfig, RolloutConfig, RunConfig
+from agent_rl.metrics.rollout import rollout_metrics
 from agent_rl.samples import build_samples, has_signal, overlong_penalty
 from agent_rl.types import Group, Status, Trajectory
 
@@ -49,6 +50,7 @@ def test_too_few_valid_members_teach_nothing() -> None:
     assert len(build_samples([group], CONFIG)) == 2
     strict = RunConfig(rollout=RolloutConfig(min_valid_members=3))
     assert build_samples([group], strict) == []
+    assert [rollout_metrics([group], n)["groups_with_signal"] for n in (2, 3)] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo"])

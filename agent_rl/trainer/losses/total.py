@@ -14,7 +14,8 @@ from agent_rl.trainer.losses.gspo import sequence_ratio
 from agent_rl.trainer.losses.likelihood import weighted_likelihood
 from agent_rl.trainer.losses.reference_kl import k3_to_reference
 
-# Another policy loss is a file, an entry here and its defaults in ``agent_rl.algorithms``.
+# Another policy loss is a file, an entry here, its defaults in ``agent_rl.algorithms`` and its name
+# in ``config.AlgorithmConfig``; the tests of losses then want a float64 reference of it.
 LOSSES: dict[str, Loss] = {
     "grpo": Loss(clipped_surrogate, needs_old=True),
     "dr_grpo": Loss(clipped_surrogate, needs_old=True),

@@ -46,6 +46,10 @@ def test_f_tau_counts_both_directions_strictly() -> None:
     assert set(mismatch.f_taus(rollout, train)) == {"f_1_1", "f_1_5", "f_2", "f_5", "f_10"}
 
 
+def test_what_is_not_a_number_is_beyond_every_bound() -> None:
+    assert mismatch.f_tau([0.0, np.nan], [0.0, 0.0], 10.0) == 0.5
+
+
 def test_flips_compare_sets() -> None:
     a = np.array([[[1, 2], [3, 4]], [[1, 2], [3, 4]]])
     b = np.array([[[2, 1], [4, 3]], [[1, 2], [3, 5]]])

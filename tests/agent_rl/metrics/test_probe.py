@@ -41,7 +41,8 @@ class NoisyTrainer:
         scores = []
         for sample in samples:
             rows = np.array([[[1, 0], [2, 3]]] * (len(sample.token_ids) - 1))
-            rows[sample.token_ids[:-1] % 2 == 0, 1] = [0, 1]
+            if replay == "off":
+                rows[sample.token_ids[:-1] % 2 == 0, 1] = [0, 1]
             values = np.where(sample.loss_mask, sample.rollout_logprobs + gap, 0)
             scores.append(Score(values.astype(np.float32), rows if live_routing else None))
         return scores
@@ -72,6 +73,10 @@ def config(replay: str = "r3", count: int = 4) -> RunConfig:
 SAMPLES = [sample(f"s{i}") for i in range(10)]
 
 
+def without_rows(whole: TrainSample) -> TrainSample:
+    return dataclasses.replace(whole, routed_experts=None)
+
+
 def test_with_and_without_replay_and_flips_on_present_rows() -> None:
     metrics = probe_mismatch(NoisyTrainer(), SAMPLES, config(), 1, LAYOUT.moe_layers)  # type: ignore[arg-type]
     assert metrics["abs_logprob_gap_no_replay"] == pytest.approx(0.2, rel=1e-5)
@@ -85,9 +90,18 @@ def test_with_and_without_replay_and_flips_on_present_rows() -> None:
     assert metrics["tokens_with_flip_no_replay"] == pytest.approx(3 / 7)
 
 
+@pytest.mark.parametrize("mode", ["off", "r2", "r3", "mixed"])
+def test_what_replay_is_worth_is_measured_whatever_the_run_replays(mode: str) -> None:
+    metrics = probe_mismatch(NoisyTrainer(), SAMPLES, config(mode), 1, LAYOUT.moe_layers)  # type: ignore[arg-type]
+    assert metrics["kl_k3_replay"] == 0.0 < metrics["kl_k3_no_replay"]
+    assert metrics["router_flip_rate_replay/layer_2"] == 0.0
+    assert metrics["router_flip_rate_replay"] == metrics["tokens_with_flip_replay"] == 0.0
+    assert metrics["router_flip_rate_no_replay"] > 0.0
+
+
 def test_the_trainer_against_itself_sees_other_micro_batches() -> None:
-    trainer = NoisyTrainer(alone=0.5)
-    metrics = probe_mismatch(trainer, SAMPLES, config("off", 5), 1, (0, 2))  # type: ignore[arg-type]
+    trainer, bare = NoisyTrainer(alone=0.5), [without_rows(s) for s in SAMPLES]
+    metrics = probe_mismatch(trainer, bare, config("off", 5), 1, (0, 2))  # type: ignore[arg-type]
     assert metrics["abs_logprob_gap_self"] == pytest.approx(0.5, rel=1e-5)
     assert metrics["logprob_gap_max_self"] == pytest.approx(0.5, rel=1e-5)
     assert metrics["f_1_5_self"] == 1.0
@@ -109,7 +123,7 @@ def test_the_samples_are_drawn_anew_each_step_and_alike_in_a_resumed_run() -> No
 
 @pytest.mark.parametrize("count", [1, 16])
 def test_fewer_samples_than_wanted_and_samples_without_rows(count: int) -> None:
-    bare = [dataclasses.replace(s, routed_experts=None) for s in SAMPLES[:count]]
+    bare = [without_rows(s) for s in SAMPLES[:count]]
     metrics = probe_mismatch(NoisyTrainer(), bare, config("off"), 1, (0, 2))  # type: ignore[arg-type]
     assert np.isfinite(list(metrics.values())).all()
     assert "router_flip_rate_no_replay" not in metrics

@@ -13,7 +13,8 @@ def _evaluation(rate: float, total: int) -> Evaluation:
 def _step(step: int, tokens: int, replayed: float, kl: float, f2: float) -> dict[str, float]:
     return {
         "step": step,
-        "num_tokens": tokens,
+        "num_tokens": tokens / 10,  # of the fed ones, so many were sampled
+        "num_fed_tokens": tokens,
         "replayed_fraction": replayed,
         "kl_k3_rollout_old": kl,
         "f_2": f2,
@@ -32,6 +33,7 @@ def test_interval_of_a_known_proportion() -> None:
 
 def test_replayed_fraction_is_over_tokens_not_steps() -> None:
     metrics = [_step(1, 300, 1.0, 2e-5, 0.0), _step(2, 100, 0.0, 4e-5, 1e-3)]
+    metrics[1]["num_tokens"] = 90.0  # a step of another mix weighs by what it fed
     summary = summarize("a", 0, metrics, _evaluation(0.4, 10), _evaluation(0.8, 10), completed=True)
     assert summary.replayed_fraction == pytest.approx(0.75)
     assert summary.kl_mean == pytest.approx(3e-5)

@@ -45,6 +45,14 @@ def test_members_without_a_reward_count_in_nothing() -> None:
     assert with_failure[2] == 0.0
 
 
+@pytest.mark.parametrize("broken", [np.inf, -np.inf])
+@pytest.mark.parametrize("estimate", ADVANTAGES.values())
+def test_a_reward_that_is_no_number_counts_in_nothing(broken: float, estimate: AdvantageFn) -> None:
+    advantages = estimate(np.array([1.0, 0.0, broken, 0.0]))
+    assert advantages[2] == 0.0
+    assert advantages[[0, 1, 3]].tolist() == estimate(np.array([1.0, 0.0, 0.0])).tolist()
+
+
 @settings(deadline=None)  # a loaded machine is not a fault
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=16), st.sampled_from(["grpo", "dr_grpo"]))
 def test_advantages_are_centred_and_keep_the_order(rewards: list[float], name: str) -> None:
