@@ -42,7 +42,7 @@ from agent_rl.trainer.scores import (
     scored_tokens,
 )
 from agent_rl.trainer.shape import ModelShape
-from agent_rl.trainer.sharded import load_trainer, save_trainer
+from agent_rl.trainer.sharded import load_trainer, open_trainer, save_trainer
 from agent_rl.trainer.step_metrics import StepTotals
 from agent_rl.trainer.weights import export_weights, load_weights
 from agent_rl.types import TrainSample
@@ -104,6 +104,12 @@ class MegatronTrainer:
             config.trainer, self.row_layout, self._replay.layers
         )
         self._weight_version = 0
+        self._is_torn = False
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether the weights are between two versions: something failed while they moved."""
+        return self._is_torn
 
     @property
     def weight_version(self) -> int:
@@ -118,8 +124,10 @@ class MegatronTrainer:
         """One RL step over ``samples``; returns metrics and raises ``weight_version`` by one.
 
         Raises ``ReplayError`` before any weight moves when rows are damaged, stale or, in strict
-        mode, missing; ``TrainerError`` when loss or gradient are not finite.
+        mode, missing; ``TrainerError`` when loss or gradient are not finite. After a failure behind
+        the first mini-step the trainer takes nothing but ``load``.
         """
+        self._require_whole()
         if not samples:
             raise TrainerError("no samples to train on: got=0 expected=at least one")
         mode = self._config.routing.replay
@@ -137,7 +145,7 @@ class MegatronTrainer:
             for mini in minis:
                 self._update(mini, old, ref, totals)
             totals.add_consistency(self._replay.consistency)
-        self._weight_version += 1
+        self._weight_version, self._is_torn = self._weight_version + 1, False
         collectives.reduce_totals(totals)
         return totals.metrics()
 
@@ -156,6 +164,7 @@ class MegatronTrainer:
         ``live_routing`` the choice of the live routers at every fed token. Raises ``ReplayError``
         when rows and tokens do not belong together.
         """
+        self._require_whole()
         scored: list[ScoredTokens] = []
         routed: list[RoutedTokens] = []
         with _threads(self._config.trainer.num_threads), self._replay.step():
@@ -182,6 +191,7 @@ class MegatronTrainer:
 
     def publish_weights(self) -> dict[str, torch.Tensor]:
         """Hugging Face parameter name → CPU float32 copy, experts fused."""
+        self._require_whole()
         return export_weights(self._maps)
 
     def save(self, folder: Path) -> None:
@@ -190,6 +200,7 @@ class MegatronTrainer:
         Every rank writes its own files. Exact for float32 and bfloat16: a run resumed from it
         continues bit-identically.
         """
+        self._require_whole()
         save_trainer(
             folder,
             self._maps,
@@ -203,10 +214,21 @@ class MegatronTrainer:
     def load(self, folder: Path) -> None:
         """Continue from ``save``'s folder, also under another parallel layout.
 
-        Raises ``CheckpointError`` when it is not a trainer's, or of another precision.
+        Raises ``CheckpointError``, before anything changes, when it is not a trainer's, of another
+        model or precision, or incomplete.
         """
         dtype = self._config.trainer.dtype
-        self._weight_version = load_trainer(folder, self._maps, self._optimizer, dtype=dtype)
+        saved = open_trainer(folder, self._maps, self._optimizer, shape=self._shape, dtype=dtype)
+        self._is_torn = True
+        self._weight_version = load_trainer(saved, self._maps, self._optimizer)
+        self._is_torn = False
+
+    def _require_whole(self) -> None:
+        if self._is_torn:
+            raise TrainerError(
+                "a step or a load failed while the weights moved: got=weights between two versions "
+                "expected=those of one; load a checkpoint, as 'agent-rl train --resume' does"
+            )
 
     def close(self) -> None:
         """Give the routers back. The process group stays, for the next trainer of the process."""
@@ -300,6 +322,7 @@ class MegatronTrainer:
         loss = partial(self._loss_of, old, ref, totals)
         self._pipeline.run(mini.batches, loss, forward_only=False)
         self._pipeline.require_finite_gradients()
+        self._is_torn = True
         totals.add_update(self._optimizer.step())
 
     def _loss_of(

@@ -129,16 +129,19 @@ class PolicyOptimizer:
                 kinds.setdefault(kind, []).append(tensor)
         return kinds
 
+    def kinds_of_state(self, num_steps: int) -> list[str]:
+        """What ``state_of`` has, and ``load_state`` reads, after ``num_steps`` steps."""
+        return [*(MOMENTS if num_steps else ()), *((MASTER,) if self._has_masters else ())]
+
     @torch.no_grad()
     def load_state(
         self, read: Callable[[str, ParamMap], list[torch.Tensor]], num_steps: int
     ) -> None:
         """Restore every parameter's state and the schedule's position.
 
-        ``read(kind, param_map)`` gives what ``state_of`` gave; it raises ``CheckpointError`` for
-        a kind that is absent.
+        ``read(kind, param_map)`` gives what ``state_of`` gave.
         """
-        kinds = [*(MOMENTS if num_steps else ()), *((MASTER,) if self._has_masters else ())]
+        kinds = self.kinds_of_state(num_steps)
         for held in self._held.values():
             held.clear()
         for m in self._maps:

@@ -111,7 +111,7 @@ class Pipeline:
         )
         if not collectives.all_true(finite, self.device):
             raise TrainerError(
-                "the gradient is not finite, no weight was moved: got=nan or inf "
+                "the gradient is not finite, its optimizer step was not taken: got=nan or inf "
                 "expected=finite; look at ratio_max and abs_logprob_gap of the last step"
             )
 

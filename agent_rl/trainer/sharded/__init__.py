@@ -13,7 +13,7 @@ written part by part, each with its place in the whole tensor. ``CheckpointStore
 like this one complete or absent.
 """
 
-from agent_rl.trainer.sharded.load import TrainerFolder, load_trainer
+from agent_rl.trainer.sharded.load import TrainerFolder, load_trainer, open_trainer
 from agent_rl.trainer.sharded.save import save_trainer
 
-__all__ = ["TrainerFolder", "load_trainer", "save_trainer"]
+__all__ = ["TrainerFolder", "load_trainer", "open_trainer", "save_trainer"]

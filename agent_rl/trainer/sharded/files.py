@@ -34,6 +34,12 @@ class RankFiles:
     def text(self, path: Path, text: str) -> None:
         self.made(lambda file: file.write_text(text), path)
 
+    def folder(self, path: Path) -> None:
+        try:
+            path.mkdir(exist_ok=True)
+        except OSError as error:
+            self._failure = self._failure or error
+
     def made(self, make: Callable[[Path], object], path: Path) -> None:
         """Have ``make`` write ``path`` and flush it; nothing after an earlier failure."""
         if self._failure is not None:

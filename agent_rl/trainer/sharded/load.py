@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,54 @@ from safetensors.torch import load_file
 from agent_rl.errors import CheckpointError
 from agent_rl.trainer.folders import FolderTensors
 from agent_rl.trainer.optimizer import PolicyOptimizer
+from agent_rl.trainer.shape import ModelShape
 from agent_rl.trainer.sharded.save import POSITION, SLICES, STATE_FOLDER, Position
 from agent_rl.trainer.weights import ParamMap, load_weights
 
 
-def load_trainer(
-    folder: Path, maps: Sequence[ParamMap], optimizer: PolicyOptimizer, *, dtype: str
-) -> int:
-    """Restore weights, optimizer, schedule and random state; returns the weight version.
+def open_trainer(
+    folder: Path,
+    maps: Sequence[ParamMap],
+    optimizer: PolicyOptimizer,
+    *,
+    shape: ModelShape,
+    dtype: str,
+) -> TrainerFolder:
+    """A checkpoint that this trainer can load; nothing is changed yet.
 
-    The generators are this rank's own where as many ranks wrote the checkpoint, else those of
-    rank 0 on every rank. Raises ``CheckpointError`` when ``folder`` is no trainer's checkpoint, is
-    of another precision or lacks a part.
+    Raises ``CheckpointError`` when ``folder`` is no trainer's checkpoint, is of another model or
+    precision, or lacks a part.
     """
     saved = TrainerFolder(folder)
     if saved.position.dtype != dtype:
         raise CheckpointError(
             f"{folder}: saved with another precision, got={saved.position.dtype} expected={dtype}"
         )
-    load_weights(maps, FolderTensors(folder))
+    theirs = ModelShape.from_folder(folder)
+    if differing := [f.name for f in fields(shape) if _differ(f.name, theirs, shape)]:
+        named = "; ".join(
+            f"{name} got={getattr(theirs, name)} expected={getattr(shape, name)}"
+            for name in differing
+        )
+        raise CheckpointError(
+            f"{folder}: saved from another model than policy.path names: {named}; "
+            "resume with the policy that the run began with"
+        )
+    saved.require(maps, optimizer.kinds_of_state(saved.position.optimizer_steps))
+    return saved
+
+
+def _differ(name: str, first: ModelShape, second: ModelShape) -> bool:
+    return getattr(first, name) != getattr(second, name)
+
+
+def load_trainer(saved: TrainerFolder, maps: Sequence[ParamMap], optimizer: PolicyOptimizer) -> int:
+    """Restore weights, optimizer, schedule and random state; returns the weight version.
+
+    The generators are this rank's own where as many ranks wrote the checkpoint, else those of
+    rank 0 on every rank.
+    """
+    load_weights(maps, saved.weights)
     optimizer.load_state(saved.read, saved.position.optimizer_steps)
     saved.restore_rng()
     return saved.position.weight_version
@@ -52,11 +81,15 @@ class _Stored:
 
 
 class TrainerFolder:
-    """The optimizer state below ``folder``, by kind and Hugging Face name; read on demand."""
+    """A checkpoint: weights, and the optimizer's state by kind and Hugging Face name.
+
+    Tensors are read on demand.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / STATE_FOLDER
         self.position = _position(self._folder / POSITION, folder)
+        self.weights = FolderTensors(folder)
         self._parts: dict[str, list[_Stored]] = {}
         for path in sorted(self._folder.glob("optimizer-*.safetensors")):
             file = safe_open(path, framework="pt")
@@ -68,23 +101,28 @@ class TrainerFolder:
             if got != expected:
                 raise CheckpointError(f"{folder}: {key} is incomplete, {got=} {expected=} parts")
 
-    def kinds(self) -> list[str]:
-        return sorted({key.partition("/")[0] for key in self._parts})
+    def require(self, maps: Sequence[ParamMap], kinds: Sequence[str]) -> None:
+        """Raises ``CheckpointError`` naming weights and state of the parameters that are absent."""
+        names = [name for m in maps for name in m.hf_names]
+        absent = [name for name in names if name not in self.weights]
+        trained = [name for m in maps if m.trained for name in m.hf_names]
+        keys = [f"{kind}/{name}" for kind in kinds for name in trained]
+        absent += [key for key in keys if key not in self._parts]
+        if absent:
+            shown = ", ".join(absent[:3]) + (" …" if len(absent) > 3 else "")
+            raise CheckpointError(
+                f"{self._folder.parent} is incomplete: got={len(names) + len(keys) - len(absent)} "
+                f"tensors expected={len(names) + len(keys)}; absent: {shown}"
+            )
 
     def read(self, kind: str, m: ParamMap) -> list[torch.Tensor]:
         """The state of a map's parameters on this rank."""
-        if kind not in self.kinds():
-            raise CheckpointError(
-                f"optimizer state is incomplete: got={self.kinds()} expected={kind}"
-            )
         parts = [self.part(kind, s.name, s.axis, s.index, s.count) for s in m.slices]
         return m.to_local(parts)
 
     def part(self, kind: str, name: str, axis: int, index: int, count: int) -> torch.Tensor:
         """The ``index``-th of ``count`` equal parts along ``axis``, however it was saved."""
         key = f"{kind}/{name}"
-        if key not in self._parts:
-            raise CheckpointError(f"{self._folder}: no state, got=none expected={key}")
         stored = sorted(self._parts[key], key=lambda p: p.index)
         if stored[0].count > 1 and stored[0].axis != axis and count > 1:
             whole = torch.cat([p.file.get_tensor(key) for p in stored], dim=stored[0].axis)

@@ -51,8 +51,8 @@ def save_trainer(
     """
     rank = dist.get_rank()
     state_folder = folder / STATE_FOLDER
-    state_folder.mkdir(exist_ok=True)
     owners, files = Owners(maps), RankFiles()
+    files.folder(state_folder)
     _write_model(folder, _model_share(maps, owners, names), files)
     state, places = _optimizer_share(maps, optimizer, owners)
     path = state_folder / f"optimizer-{rank:05d}.safetensors"

@@ -39,6 +39,7 @@ _ROOT_CAUSE_S = 10.0  # a rank that died shows up after those that noticed
 _CLOSE_S = 15.0
 _LOG_TAIL_BYTES = 2048
 _CHANGE_NOTHING = (Score, Publish, Save)
+_FAIL_BEFORE_CHANGING = (Step, Load)  # or say that the rank is not to be trusted any more
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,11 @@ class TrainerFleet:
         >>> metrics = trainer.step(samples)
     """
 
-    def __init__(self, config: RunConfig, workers: WorkerGroup) -> None:
+    def __init__(
+        self, config: RunConfig, workers: WorkerGroup, *, grace_s: float = _GRACE_S
+    ) -> None:
+        """``grace_s``: how long ranks may take to fail like the first one that failed."""
+        self._grace_s = grace_s
         self._timeout_s = config.trainer.worker_timeout_s
         self._num_chunks = config.trainer.pipeline_parallel * config.trainer.virtual_pipeline
         self._workers = workers
@@ -129,7 +134,7 @@ class TrainerFleet:
 
     def _collect(self, request: Request | None) -> Answered:
         """Wait until every rank has answered; what went wrong is raised."""
-        answers = _Answers(self._workers.num_ranks)
+        answers = _Answers(self._workers.num_ranks, self._grace_s)
         while answers.missing:
             for event in self._workers.poll(_POLL_S):
                 answers.add(event)
@@ -141,22 +146,26 @@ class TrainerFleet:
                 raise self._given_up(Lost(silent, why), f"rank {silent} hangs", request)
             if answers.is_overdue:
                 break
-        failed = answers.failed
-        if not failed:
+        if not answers.failed:
             done = answers.of[0].reply
             assert isinstance(done, Done)
             self._weight_version = done.weight_version
             return answers.of[0]
-        raise self._failure(failed, request, all_failed=len(failed) == self._workers.num_ranks)
+        raise self._failure(answers, request)
 
-    def _failure(
-        self, failed: Sequence[Answered], request: Request | None, *, all_failed: bool
-    ) -> Exception:
-        """The first failure, to raise; stops the ranks unless they surely still agree."""
-        first = failed[0]
-        failures = [a.reply for a in failed if isinstance(a.reply, Failed)]
-        alike = all_failed or isinstance(request, _CHANGE_NOTHING)
-        goes_on = request is not None and alike and all(f.is_ours for f in failures)
+    def _failure(self, answers: _Answers, request: Request | None) -> Exception:
+        """The first failure, to raise; stops the ranks unless they surely still agree.
+
+        One that still owes an answer waits for the others in an exchange that they have left: it
+        would take their next one for it.
+        """
+        first = answers.failed[0]
+        failures = [a.reply for a in answers.failed if isinstance(a.reply, Failed)]
+        all_failed = len(failures) == self._workers.num_ranks
+        alike = isinstance(request, _CHANGE_NOTHING) or (
+            all_failed and isinstance(request, _FAIL_BEFORE_CHANGING)
+        )
+        goes_on = alike and not answers.missing and all(f.is_ours for f in failures)
         error = failures[0].error
         if not goes_on:
             self._stop(f"rank {first.rank} failed during {_name(request)}: {error}")
@@ -197,13 +206,13 @@ def _value(answer: Answered) -> Value:
 class _Answers:
     """Who has answered the request in progress, who was last seen when, who failed first."""
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, grace_s: float) -> None:
         self.missing = set(range(num_ranks))
         self.of: dict[int, Answered] = {}
         self.failed: list[Answered] = []  # in the order of arrival
         self.lost: Lost | None = None
         self._seen = dict.fromkeys(range(num_ranks), time.monotonic())
-        self._give_up_at = math.inf
+        self._grace_s, self._give_up_at = grace_s, math.inf
 
     def add(self, event: Event) -> None:
         self._seen[event.rank] = time.monotonic()
@@ -214,7 +223,7 @@ class _Answers:
             self.of[event.rank] = event
             if isinstance(event.reply, Failed):
                 self.failed.append(event)
-                patience_s = _GRACE_S if event.reply.is_ours else _ROOT_CAUSE_S
+                patience_s = self._grace_s if event.reply.is_ours else _ROOT_CAUSE_S
                 self._give_up_at = min(self._give_up_at, time.monotonic() + patience_s)
 
     @property

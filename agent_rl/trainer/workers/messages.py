@@ -77,7 +77,8 @@ class Failed:
     """A request raised ``error``; ``trace`` is where.
 
     ``is_ours``: raised on purpose (or by the disk), so that the rank can go on. Anything else came
-    as a surprise: it crossed as the text of a ``TrainerError`` and the rank is not to be trusted.
+    as a surprise (it crossed as the text of a ``TrainerError``) or while the weights moved, and the
+    rank is not to be trusted.
     """
 
     error: Exception

@@ -58,7 +58,7 @@ class Rank:
         try:
             value = self._carry_out(request, block, export)
         except Exception as error:  # a rank's boundary: the driver raises it
-            return failure(error)
+            return failure(error, torn=self._trainer.is_torn)
         return Done(value if self._rank == 0 else None, self._trainer.weight_version)
 
     def _carry_out(self, request: Message, block: memoryview | None, export: Export) -> Value:
@@ -87,8 +87,11 @@ class Rank:
         return None
 
 
-def failure(error: Exception) -> Failed:
-    """``error`` as a reply; what is not ours crosses as text, since its class may not unpickle."""
+def failure(error: Exception, *, torn: bool = False) -> Failed:
+    """``error`` as a reply; what is not ours crosses as text, since its class may not unpickle.
+
+    ``torn``: it came while the weights moved.
+    """
     ours = isinstance(error, AgentRLError | OSError)
     carried = error if ours else TrainerError(f"{type(error).__name__}: {error}")
-    return Failed(carried, traceback.format_exc(), is_ours=ours)
+    return Failed(carried, traceback.format_exc(), is_ours=ours and not torn)

@@ -61,8 +61,9 @@ class ScriptedWorkers:
         self.left += 1
 
 
-def fleet(workers: ScriptedWorkers, timeout_s: float = 60.0) -> TrainerFleet:
-    return TrainerFleet(RunConfig(trainer=TrainerConfig(worker_timeout_s=timeout_s)), workers)
+def fleet(workers: ScriptedWorkers, timeout_s: float = 60.0, grace_s: float = 30.0) -> TrainerFleet:
+    settings = TrainerConfig(worker_timeout_s=timeout_s)
+    return TrainerFleet(RunConfig(trainer=settings), workers, grace_s=grace_s)
 
 
 SAMPLE = TrainSample(
@@ -130,15 +131,24 @@ def test_an_error_of_one_rank_alone_stops_them_all(tmp_path: Path) -> None:
         trainer.publish_weights()
 
 
-def test_a_rank_that_waits_for_a_failed_one_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(TrainerFleet._failure.__globals__, "_GRACE_S", 0.05)
-    workers = ScriptedWorkers(tmp_path, lambda _: [failed(1, TrainerError("not finite"))])
-    trainer = fleet(workers)
-    with pytest.raises(TrainerError, match="trainer rank 1: not finite"):
-        trainer.step([SAMPLE])
+ASK: dict[str, Callable[[TrainerFleet, Path], object]] = {
+    "step": lambda trainer, _: trainer.step([SAMPLE]),
+    "save": lambda trainer, folder: trainer.save(folder),
+    "load": lambda trainer, folder: trainer.load(folder),
+    "publish": lambda trainer, _: trainer.publish_weights(),
+}
+
+
+@pytest.mark.parametrize("name", ASK)
+def test_a_rank_that_waits_for_a_failed_one_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    """It is in an exchange that the other has left, and would take the next one for it."""
+    workers = ScriptedWorkers(tmp_path, lambda _: [failed(1, TrainerError("no more memory"))])
+    trainer = fleet(workers, grace_s=0.05)
+    with pytest.raises(TrainerError, match="trainer rank 1: no more memory"):
+        ASK[name](trainer, tmp_path)
     assert workers.killed == 1
+    with pytest.raises(TrainerError, match=f"workers are gone: rank 1 failed during {name}"):
+        trainer.publish_weights()
 
 
 def test_a_full_disk_on_rank_0_stays_what_it_is_and_stops_nobody(tmp_path: Path) -> None:
