@@ -20,6 +20,9 @@ from megatron.core.tensor_parallel import (
     vocab_parallel_cross_entropy,
 )
 
+# Rows normalised at a time: over 150,000 entries each, whole copies would be tens of gigabytes.
+_ROWS = 1024
+
 
 def sampled_logits(logits: torch.Tensor, batch: MicroBatch, temperature: float) -> torch.Tensor:
     """Float32 logits over temperature at the positions that predict sampled tokens, ``[N, V]``.
@@ -35,12 +38,16 @@ def token_logprobs(scaled: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     if parallel_state.get_tensor_model_parallel_world_size() > 1:
         # In place on its input, hence the clone.
         return -vocab_parallel_cross_entropy(scaled.clone(), labels)
-    return scaled.log_softmax(dim=-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    parts = zip(scaled.split(_ROWS), labels.unsqueeze(-1).split(_ROWS), strict=True)
+    return torch.cat([part.log_softmax(dim=-1).gather(-1, own) for part, own in parts]).squeeze(-1)
 
 
 def entropy(scaled: torch.Tensor) -> torch.Tensor:
     """Entropy in nats of each row, ``[N]``; differentiable."""
-    full = full_logprobs(scaled)
+    return torch.cat([_entropy(full_logprobs(part)) for part in scaled.split(_ROWS)])
+
+
+def _entropy(full: torch.Tensor) -> torch.Tensor:
     return -(full.exp() * full).sum(dim=-1)
 
 
