@@ -219,6 +219,8 @@ class RouterReplay:
 
     def recorded(self, micro_batch: int) -> torch.Tensor:
         """Live choices of a forward with ``record=True``: ``[L, N, K]`` in the rows' dtype."""
+        if not self.layers:  # a pipeline stage of dense layers
+            return self._tables[micro_batch].rows
         return torch.stack([self._recorded[micro_batch, layer] for layer in self.layers])
 
     def replay_recorded(self, micro_batch: int) -> None:

@@ -350,6 +350,20 @@ def test_recorded_choice_replays_through_an_update(policy: Path) -> None:
     assert torch.equal(used[0], used[1])
 
 
+def test_a_stage_without_moe_layers_takes_part_in_everything() -> None:
+    """Recording, replay and counts over no layers: the other stages wait for its answers."""
+    stage = RouterReplay([torch.nn.Linear(2, 2)], num_experts=EXPERTS, recompute=True)
+    nothing = table(torch.zeros(0, 7, TOP_K), missing=(2,), pads=(6,))
+    with stage.step():
+        stage.put(0, nothing)
+        with stage.forward(0, record=True, count=True):
+            pass
+        assert stage.recorded(0).shape == (0, 7, TOP_K)
+        stage.replay_recorded(0)
+        assert (stage.counts.layers, stage.counts.tokens) == ((), 5)
+        assert stage.consistency.values.shape == (0,)
+
+
 def test_nothing_survives_a_step_even_a_failed_one(policy: Path) -> None:
     subject, ids = Policy(policy), some_ids(1, 5)
     stock = subject.plain(ids)
