@@ -48,7 +48,10 @@ def train(
     config: Annotated[Path | None, typer.Argument(help="YAML configuration")] = None,
     overrides: Overrides = None,
     resume: Annotated[
-        Path | None, typer.Option(help="continue the run in this folder; takes no configuration")
+        Path | None,
+        typer.Option(
+            help="continue the run in this folder; may change trainer.* and train.keep_last"
+        ),
     ] = None,
 ) -> None:
     """Train a policy and evaluate it on held-out tasks before and after."""

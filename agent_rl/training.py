@@ -82,6 +82,8 @@ class _TrainingRun:
             self._step = self._saved_step = newest.step
             self._version = trainer.weight_version
             self._display.note(f"resuming after step {newest.step}")
+        elif read_metrics(self._folder.metrics_file):
+            self._display.note("no checkpoint was saved yet: starting again at step 1")
         self._folder.forget_after(self._step)
         if self._step == 0:
             (self._folder.path / "evaluation-before.json").unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,23 +11,31 @@ from rich.console import Console
 from rich.table import Table
 
 from agent_rl.config import RunConfig
-from agent_rl.config_io import load_config
+from agent_rl.config_io import dump_config, load_config
 from agent_rl.errors import ConfigError
 from agent_rl.interrupt import Interrupted, run_interruptible
 from agent_rl.metrics.display import clock, make_display
 from agent_rl.metrics.summary import Summary
-from agent_rl.store.run_folder import RunExistsError, RunFolder
+from agent_rl.store.run_folder import RunExistsError, RunFolder, write_aside
+
+# How a run is carried out, not what it computes: another machine, another number of ranks.
+_MAY_CHANGE = re.compile(r"trainer\.(?!dtype$|kind$)\w+|train\.(save_every|keep_last|max_wall_s)")
 
 
 def train_command(config_path: Path | None, overrides: Sequence[str], resume: Path | None) -> None:
-    """Start or resume a run, show it, and print what came out."""
+    """Start or resume a run, show it, and print what came out.
+
+    A resumed run has its configuration; ``overrides`` may change how it is carried out.
+    """
     from agent_rl.training import run_training
 
     console = Console()
+    if resume is not None and config_path is not None and "=" in str(config_path):
+        config_path, overrides = None, [str(config_path), *overrides]
     if (config_path is None) == (resume is None):
         raise ConfigError(["train: expected either a configuration file or --resume RUN_FOLDER"])
     if resume is not None:
-        folder, config = RunFolder.open(resume)
+        folder, config = _resumed(resume, overrides)
     else:
         assert config_path is not None
         folder, config = _new_run(load_config(config_path, overrides))
@@ -41,6 +50,29 @@ def train_command(config_path: Path | None, overrides: Sequence[str], resume: Pa
     finally:
         folder.close()
     _show(console, summary, folder)
+
+
+def _resumed(path: Path, overrides: Sequence[str]) -> tuple[RunFolder, RunConfig]:
+    """Open a run again; what ``overrides`` change stays changed."""
+    keys = [text.partition("=")[0] for text in overrides]
+    if refused := [key for key in keys if not _MAY_CHANGE.fullmatch(key)]:
+        raise ConfigError(
+            [
+                f"override: {key}: a resumed run cannot change it; expected trainer.* (not dtype), "
+                "train.save_every, train.keep_last or train.max_wall_s"
+                for key in refused
+            ]
+        )
+    folder, config = RunFolder.open(path)
+    if not overrides:
+        return folder, config
+    try:
+        config = load_config(folder.config_file, overrides)
+        write_aside(folder.config_file, dump_config(config).encode())
+    except BaseException:
+        folder.close()
+        raise
+    return folder, config
 
 
 def _new_run(config: RunConfig) -> tuple[RunFolder, RunConfig]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -26,7 +27,12 @@ _ORPHANED = 3  # exit status of a worker whose driver is gone
 
 
 def main(descriptor: int) -> None:
-    """Serve the driver until it says ``Close`` or goes away."""
+    """Serve the driver until it says ``Close`` or goes away.
+
+    Schedulers send SIGTERM to all processes of a job: the driver ends its step first, with us.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor))
     start = channel.receive().message
     assert isinstance(start, Start)

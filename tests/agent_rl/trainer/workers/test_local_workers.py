@@ -87,6 +87,8 @@ def test_ranks_end_with_a_driver_that_is_killed(policy: Path, tmp_path: Path) ->
         assert driver.stdout is not None
         pids = [int(word) for word in driver.stdout.readline().split()]
         assert len(pids) == 1
+        for number in (signal.SIGTERM, signal.SIGINT):  # as a scheduler sends to the whole job
+            os.kill(pids[0], number)
     finally:
         driver.kill()
         driver.communicate()

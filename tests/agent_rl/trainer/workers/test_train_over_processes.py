@@ -1,4 +1,4 @@
-"""``agent-rl train`` over two ranks: one is killed in a step, and the run continues."""
+"""``agent-rl train`` over two ranks: a rank or the driver is killed, and the run continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from rank_cases import assert_gone
 
+from agent_rl.config_io import load_resolved
 from agent_rl.store.run_folder import read_metrics
+from agent_rl.trainer.checkpoint import CheckpointStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.megatron]
 
@@ -100,3 +102,44 @@ def test_a_run_whose_rank_is_killed_says_so_and_resumes(tmp_path: Path) -> None:
     assert "resuming after step" in output
     assert [row["step"] for row in read_metrics(metrics)] == [1, 2, 3]
     assert all(row["transfer_bytes"] > 0 for row in read_metrics(metrics) if "loss" in row)
+
+
+OF_THE_PROCESSES = ("time_", "tokens_per_s", "transfer_bytes", "routing_held_bytes")
+
+
+def test_a_run_whose_driver_is_killed_resumes_with_another_number_of_ranks(tmp_path: Path) -> None:
+    """The step that was done and not saved is done again, with the same numbers."""
+    run = tmp_path / "run"
+    metrics = run / "metrics.jsonl"
+    settings = (*SMALL, "train.steps=4", "train.save_every=2", "algorithm.groups_per_step=2")
+    memory = set(os.listdir("/dev/shm"))
+    train = agent_rl("train", str(CONFIG), f"run_root={tmp_path}", "name=run", *settings)
+    try:
+        wait_for(lambda: len(read_metrics(metrics)) == 3, train)
+        pids = worker_pids(train.pid)
+        assert len(pids) == 2
+    finally:
+        train.kill()
+        train.communicate()
+    assert_gone(pids)
+    assert set(os.listdir("/dev/shm")) <= memory
+    killed = {row["step"]: row for row in read_metrics(metrics)}
+    saved = CheckpointStore(run / "checkpoints").latest()
+    assert saved is not None
+
+    layout = ("trainer.num_processes=1", "trainer.launcher=inline")
+    resumed = agent_rl("train", "--resume", str(run), *layout)
+    try:
+        output, _ = resumed.communicate(timeout=DEADLINE_S)
+    finally:
+        resumed.kill()
+        resumed.wait()
+    assert resumed.returncode == 0, output
+    assert f"resuming after step {saved.step}" in output
+    assert load_resolved(run / "config.yaml").trainer.num_processes == 1
+    again = {row["step"]: row for row in read_metrics(metrics)}
+    assert list(again) == [1, 2, 3, 4]
+    for step, row in killed.items():
+        expected = {k: v for k, v in row.items() if not k.startswith(OF_THE_PROCESSES)}
+        got = {k: v for k, v in again[step].items() if k in expected}
+        assert got == pytest.approx(expected, rel=1e-4, abs=1e-6), step
