@@ -1,9 +1,10 @@
 """How far the live router is from the recorded routing, as a term of the loss.
 
-``λ · D(recorded ‖ live)``, a mean over the trained tokens with a recorded row and over the MoE
-layers. ``router_replay`` computes it inside the routers and hands it to backward the way Megatron
-does with its load-balancing losses, so it is exact under recompute, micro-batching and pipeline
-parallelism: a layer's term lives on the rank that has the layer.
+``λ · D(recorded ‖ live)``, summed over the trained tokens with a recorded row and over the MoE
+layers, divided like the rest of the loss by all trained tokens (or sequences) and by the layers: a
+token without a row adds nothing. ``router_replay`` computes it inside the routers and hands it to
+backward the way Megatron does with its load-balancing losses, so it is exact under recompute,
+micro-batching and pipeline parallelism: a layer's term lives on the rank that has the layer.
 
 Axis letters: N tokens that a router sees, E experts, K experts per token.
 """

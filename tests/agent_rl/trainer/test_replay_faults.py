@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from family_policies import write_family
+from safetensors.torch import load_file, save_file
 
 from agent_rl.errors import ReplayError
 from agent_rl.trainer.batch import lay_out
@@ -131,6 +136,30 @@ def test_rows_that_are_silently_short_are_damage_in_every_mode(
     with pytest.raises(ReplayError, match=r"sample-2: .*got=7 expected=8"):
         trainer.step(samples)
     assert trainer.weight_version == 0
+
+
+@pytest.mark.megatron
+def test_a_multi_token_prediction_layer_is_neither_built_nor_driven(
+    tmp_path: Path, make_samples, make_trainer
+) -> None:
+    """A published folder has one more MoE layer, with a router of its own and no rows."""
+    plain = write_family(tmp_path / "plain", "deepseek_v3")
+    published = Path(shutil.copytree(plain, tmp_path / "published"))
+    tensors = load_file(published / "model.safetensors")
+    last = {name: t for name, t in tensors.items() if name.startswith("model.layers.2.")}
+    tensors |= {name.replace("layers.2.", "layers.3."): t.clone() for name, t in last.items()}
+    tensors["model.layers.3.eh_proj.weight"] = torch.zeros(64, 128)
+    save_file(tensors, published / "model.safetensors", metadata={"format": "pt"})
+    settings = json.loads((published / "config.json").read_text())
+    settings["num_nextn_predict_layers"] = 1
+    (published / "config.json").write_text(json.dumps(settings))
+    samples = make_samples(LENGTHS, folder=plain)
+    ours, expected = make_trainer(published), make_trainer(plain)
+    assert ours.row_layout == expected.row_layout
+    assert ours.step(samples) == expected.step(samples)
+    weights, reference = ours.publish_weights(), expected.publish_weights()
+    assert weights.keys() == reference.keys()
+    assert all(torch.equal(tensor, reference[name]) for name, tensor in weights.items())
 
 
 @pytest.mark.parametrize(
