@@ -73,30 +73,13 @@ def reports_outputs() -> bool:
 
 
 def sum_over_context(values: torch.Tensor) -> torch.Tensor:
-    """Sum over the context-parallel ranks, differentiable: each holds a part of every sequence.
+    """Sum over the context-parallel ranks, each of which holds a part of every sequence.
 
-    All of them have to call it, also those without a token in this micro-batch.
+    Without a gradient. All of them have to call it, also those without a token in this micro-batch.
     """
     if parallel_state.get_context_parallel_world_size() == 1:
         return values
-    summed: torch.Tensor = _SumOverContext.apply(values)  # type: ignore[assignment]
-    return summed
-
-
-class _SumOverContext(torch.autograd.Function):
-    """Every rank's loss depends on the sum, so the gradient of a part is summed up likewise."""
-
-    @staticmethod
-    def forward(ctx: object, values: torch.Tensor) -> torch.Tensor:
-        return _summed(values)
-
-    @staticmethod
-    def backward(ctx: object, *gradients: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return _summed(gradients[0])
-
-
-def _summed(values: torch.Tensor) -> torch.Tensor:
-    out = values.clone(memory_format=torch.contiguous_format)
+    out = values.detach().clone(memory_format=torch.contiguous_format)
     dist.all_reduce(out, group=parallel_state.get_context_parallel_group())
     return out
 
