@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,8 @@ from agent_rl.errors import ConfigError
 from agent_rl.interrupt import Interrupted, run_interruptible
 from agent_rl.metrics.display import clock, make_display
 from agent_rl.metrics.summary import Summary
-from agent_rl.store.run_folder import RunExistsError, RunFolder, write_aside
+from agent_rl.store.run_folder import RunExistsError, RunFolder, RunFolderError, write_aside
+from agent_rl.trainer.checkpoint import NO_ROOM
 
 # How a run is carried out, not what it computes: another machine, another number of ranks.
 _MAY_CHANGE = re.compile(r"trainer\.(?!dtype$|kind$)\w+|train\.(save_every|keep_last|max_wall_s)")
@@ -40,7 +43,7 @@ def train_command(config_path: Path | None, overrides: Sequence[str], resume: Pa
         assert config_path is not None
         folder, config = _new_run(load_config(config_path, overrides))
     try:
-        with make_display(console) as display:
+        with _disk_full_as_error(folder.path), make_display(console) as display:
             summary = run_interruptible(run_training(config, folder, display))
     except Interrupted:
         console.print(
@@ -50,6 +53,20 @@ def train_command(config_path: Path | None, overrides: Sequence[str], resume: Pa
     finally:
         folder.close()
     _show(console, summary, folder)
+
+
+@contextmanager
+def _disk_full_as_error(run: Path) -> Iterator[None]:
+    """Within: no room for metrics, trajectories or plots is told in one line."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise RunFolderError(
+            f"no space left ({error}): got={shutil.disk_usage(run).free} bytes free in {run} "
+            f"expected=more; free some and continue with: agent-rl train --resume {run}"
+        ) from error
 
 
 def _resumed(path: Path, overrides: Sequence[str]) -> tuple[RunFolder, RunConfig]:

@@ -31,7 +31,7 @@ MANIFEST = "manifest.json"
 _NAME = re.compile(r"^step-(\d+)$")
 _ASIDE = re.compile(r"^\.(partial|replaced|doomed)-(\d+)-\d+$")
 _BLOCK_BYTES = 1 << 20
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of an ``OSError``: the disk is full
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,15 @@ class CheckpointStore:
             write(aside)
             _seal(aside, step)
         except OSError as error:
+            written = sum(p.stat().st_size for p in aside.rglob("*") if p.is_file())
             shutil.rmtree(aside, ignore_errors=True)
-            if error.errno not in _NO_ROOM:
+            if error.errno not in NO_ROOM:
                 raise
             free = shutil.disk_usage(self._root).free
             raise CheckpointError(
                 f"no space for the checkpoint of step {step} ({error}): got={free} bytes free in "
-                f"{self._root} expected=more; free space or lower train.keep_last"
+                f"{self._root} expected=well over the {written} that were written before it was "
+                "full; free space or lower train.keep_last"
             ) from error
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)

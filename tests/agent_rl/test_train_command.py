@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.commands.train import _resumed
+from agent_rl.commands.train import _disk_full_as_error, _resumed
 from agent_rl.config import RunConfig, TrainConfig, TrainerConfig
 from agent_rl.config_io import load_resolved
 from agent_rl.errors import ConfigError
-from agent_rl.store.run_folder import RunFolder
+from agent_rl.metrics.sink import MetricsSink
+from agent_rl.store.run_folder import RunFolder, RunFolderError
 
 
 @pytest.fixture
@@ -57,3 +58,14 @@ def test_what_changes_the_result_is_refused_and_nothing_is_written(
     assert (run / "config.yaml").read_bytes() == before
     folder, _ = RunFolder.open(run)  # it was released
     folder.close()
+
+
+def test_a_full_disk_is_one_line_that_says_how_to_go_on(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RunFolderError, match=rf"No space left.*got=\d+ bytes.*--resume {tmp_path}"),
+        _disk_full_as_error(tmp_path),
+        MetricsSink(Path("/dev/full"), tmp_path / "tensorboard") as sink,
+    ):
+        sink.log(1, {"loss": 1.0})
+    with pytest.raises(PermissionError), _disk_full_as_error(tmp_path):
+        raise PermissionError(13, "not this one")
