@@ -78,8 +78,7 @@ def _flip_rates(
             continue
         rows, present = sample.routed_experts.gather(stop=len(sample.token_ids) - 1)
         if present.any():
-            recorded, live = rows[present].astype(np.int64), score.live_experts[present]
-            differ.append(flips(recorded, live))
+            differ.append(flips(rows[present], score.live_experts[present]))
     if not differ:
         return {}
     every = np.concatenate(differ)  # [T, L]

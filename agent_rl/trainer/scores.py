@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from agent_rl.trainer import logprobs
-from agent_rl.trainer.batch import MicroBatch, fed_tokens
+from agent_rl.trainer.batch import MicroBatch, fed_tokens, row_dtype
 from agent_rl.types import TrainSample
 from routing_cache import RowLayout
 
@@ -24,7 +24,8 @@ class SampleScore:
 
     logprobs: np.ndarray  # [T] float32, 0 where not sampled
     full_logprobs: np.ndarray | None  # [N, V] float32 of the N sampled tokens, in order
-    live_experts: np.ndarray | None  # [T-1, L, K] what the live routers chose, or would have
+    # [T-1, L, K] what the live routers chose, or would have, in the rows' narrow dtype
+    live_experts: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def assemble_scores(
                 order = np.cumsum(np.asarray(samples[i].loss_mask[1:], dtype=bool)) - 1
                 full[i][order[targets - 1]] = part.full[own]
     shape = (layout.num_moe_layers, layout.moe_top_k)
-    live = [np.zeros((fed_tokens(s), *shape), np.int64) if routed else None for s in samples]
+    dtype = row_dtype(layout.num_experts)
+    live = [np.zeros((fed_tokens(s), *shape), dtype) if routed else None for s in samples]
     for part in routed:
         slots = np.array([layout.moe_layers.index(layer) for layer in part.layers], np.int64)
         for i in np.unique(part.samples):

@@ -317,6 +317,7 @@ def test_scoring_checks_digests_and_reports_the_live_choice(make_samples, make_t
     trainer = make_trainer()
     live = [s.live_experts for s in trainer.score(samples, "off", live_routing=True)]
     assert [len(rows) for rows in live] == [n - 1 for n in LENGTHS]
+    assert {rows.dtype for rows in live} == {np.dtype(np.uint8)}  # as narrow as recorded ones
     own = [
         dataclasses.replace(
             s, routed_experts=ArrayRows(trainer.row_layout, s.token_ids, rows.astype(np.uint8))
