@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agent_rl.algorithms import Reduction
 from agent_rl.config import TrainerConfig
 from agent_rl.trainer import parallel
 from agent_rl.trainer.batch import MicroBatch, fed_tokens, lay_out
@@ -58,11 +59,12 @@ class MicroBatcher:
         *,
         first_index: int,
         use_rows: bool,
-        **loss_units: object,
+        reduction: Reduction = "token",
+        longest: int = 1,
     ) -> list[MicroBatch]:
         """This rank's micro-batches of ``samples[i] for i in indices``.
 
-        Numbered from ``first_index``; ``loss_units`` are those keywords of ``lay_out``. Raises
+        Numbered from ``first_index``; the last three keywords are those of ``lay_out``. Raises
         ``ReplayError`` for rows that are damaged or of another model.
         """
         lengths = [fed_tokens(samples[i]) for i in indices]
@@ -80,7 +82,8 @@ class MicroBatcher:
                 alignment=_ALIGNMENT,
                 at_least=shape,
                 use_rows=use_rows,
-                **loss_units,  # type: ignore[arg-type]
+                reduction=reduction,
+                longest=longest,
             )
             for offset, chosen in enumerate(plan[self.rank])
         ]
