@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import Coroutine
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 _T = TypeVar("_T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -22,27 +22,36 @@ def run_interruptible(work: Coroutine[Any, Any, _T]) -> _T:
     Cancelling lets ``work`` release sandboxes and save what is complete. A second signal falls
     through to the default handler and kills the process.
     """
+    asked = stopped = False
 
-    async def main() -> _T:
+    async def main() -> _T | None:
+        nonlocal stopped
         task = asyncio.ensure_future(work)
-        asked = False
 
         def ask(number: int, _: FrameType | None) -> None:
             nonlocal asked
             asked = True
-            signal.signal(number, signal.default_int_handler)
+            for each in _SIGNALS:
+                signal.signal(each, signal.default_int_handler)
             loop.call_soon_threadsafe(task.cancel)
 
         loop = asyncio.get_running_loop()
-        before = {number: signal.signal(number, ask) for number in _SIGNALS}
+        for each in _SIGNALS:
+            signal.signal(each, ask)
         try:
             return await task
         except asyncio.CancelledError:
-            if asked:
-                raise Interrupted from None
-            raise
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            if not asked:
+                raise
+            stopped = True  # and raised below: after a second signal nobody takes what this raises
+            return None
 
-    return asyncio.run(main())
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        result = asyncio.run(main())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if stopped:
+        raise Interrupted
+    return cast(_T, result)
