@@ -7,7 +7,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from agent_rl.algorithms import CORRECTION_BOUNDS, DEFAULTS, advice, correction_bounds
+from agent_rl.algorithms import CORRECTION_BOUNDS, DEFAULTS, advice, correction_bounds, objective
 from agent_rl.config import AlgorithmConfig, EngineConfig, RoutingConfig, RunConfig
 from agent_rl.rules import check_rules
 from agent_rl.trainer.advantage import ADVANTAGES
@@ -38,6 +38,37 @@ def test_the_configuration_names_what_there_is() -> None:
     assert set(get_args(get_args(hints["advantage"])[0])) == set(ADVANTAGES)
     assert set(get_args(hints["correction"])) == {"none", *CORRECTIONS}
     assert set(CORRECTIONS) == set(CORRECTION_BOUNDS)
+
+
+@pytest.mark.parametrize(
+    ("loss", "advantage", "reduction", "bounds", "overlong", "rounds"),
+    [
+        ("grpo", "grpo", "token", (0.2, 0.28), 0.0, 0),
+        ("dr_grpo", "dr_grpo", "constant", (0.2, 0.2), 0.0, 0),  # arXiv 2503.20783
+        ("dapo", "grpo", "token", (0.2, 0.28), 0.2, 2),  # arXiv 2503.14476, 4.1: 4,096 of 20,480
+        ("gspo", "grpo", "sequence", (3e-4, 4e-4), 0.0, 0),  # arXiv 2507.18071, 5.1
+        ("cispo", "grpo", "token", (1.0, 4.0), 0.0, 0),  # arXiv 2506.13585: no lower bound
+        ("sft", "grpo", "token", (0.0, 0.0), 0.0, 0),
+    ],
+)
+def test_a_loss_alone_brings_the_published_rest_of_its_algorithm(
+    loss: str,
+    advantage: str,
+    reduction: str,
+    bounds: tuple[float, float],
+    overlong: float,
+    rounds: int,
+) -> None:
+    own = objective(AlgorithmConfig(loss=loss))  # type: ignore[arg-type]
+    assert (own.advantage, own.reduction) == (advantage, reduction)
+    assert (own.clip_low, own.clip_high) == bounds
+    assert (own.overlong_fraction, own.dynamic_sampling_rounds) == (overlong, rounds)
+
+
+def test_corrections_have_the_published_bounds() -> None:
+    """TIS and masked sequences from 2 on, IcePop outside 0.5 to 5."""
+    published = {"tis": (0.0, 2.0), "icepop": (0.5, 5.0), "mis": (0.0, 2.0)}
+    assert published == CORRECTION_BOUNDS
 
 
 @pytest.mark.parametrize(
