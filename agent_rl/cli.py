@@ -119,6 +119,8 @@ def doctor(
     """Say what works on this machine and what a configuration lacks."""
     from agent_rl.commands.doctor import doctor_command, gpu_doctor_command
 
+    if gpu and config is not None:
+        raise ConfigError([f"doctor --gpu: got {config}, expected no configuration: one at a time"])
     if gpu:
         gpu_doctor_command()
     else:

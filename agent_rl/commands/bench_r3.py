@@ -46,7 +46,9 @@ def r3(
         typer.Argument(help="a run folder, or a YAML configuration; default: shipped policies"),
     ] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value")] = None,
-    min_tokens: Annotated[int, typer.Option(help="sampled tokens to score at least")] = 10_000,
+    min_tokens: Annotated[
+        int, typer.Option(help="sampled tokens to score at least", min=1)
+    ] = 10_000,
     json: Annotated[
         Path | None, typer.Option(help="also write flat JSON here, pictures beside it")
     ] = None,

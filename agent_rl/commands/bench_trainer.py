@@ -14,7 +14,7 @@ from agent_rl.store.run_folder import write_aside
 
 
 def trainer(
-    rounds: Annotated[int, typer.Option(help="paired rounds of the three steps")] = 9,
+    rounds: Annotated[int, typer.Option(help="paired rounds of the three steps", min=2)] = 9,
     json: Annotated[Path | None, typer.Option(help="also write flat JSON here")] = None,
 ) -> None:
     """A step with replay against without, Megatron against transformers, bytes of routing rows."""

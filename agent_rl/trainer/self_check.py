@@ -8,6 +8,7 @@ spec that works here and in transformers, and both are made to use the same rand
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import tempfile
 import time
@@ -241,9 +242,11 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """``|ours - theirs| / |theirs|`` in the Euclidean norm."""
+    """``|ours - theirs| / |theirs|`` in the Euclidean norm; infinite where it is no number."""
     ours, theirs = ours.detach().double(), theirs.detach().double()
-    return float((ours - theirs).norm() / theirs.norm())
+    off = (ours - theirs).norm()
+    relative = float(off / theirs.norm()) if off else 0.0
+    return relative if math.isfinite(relative) else math.inf  # a NaN would be larger than nothing
 
 
 def _judged(name: str, passed: bool, detail: str) -> Check:

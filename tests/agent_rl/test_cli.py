@@ -52,6 +52,22 @@ def test_a_wrong_configuration_is_exit_2_with_one_line_a_fault() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("doctor", CONFIG, "--gpu"),
+        ("bench", "trainer", "--rounds", "1"),
+        ("bench", "r3", "--min-tokens", "0"),
+    ],
+)
+def test_what_would_be_ignored_or_measure_nothing_is_wrong_usage(
+    arguments: tuple[str, ...],
+) -> None:
+    result = _run(*arguments)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
 def test_train_without_anything_says_what_is_needed() -> None:
     result = _run("train")
     assert result.returncode == 2

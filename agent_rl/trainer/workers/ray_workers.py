@@ -124,6 +124,12 @@ class RayWorkers:
         self._ray = _Connection(config.trainer)
         try:
             self._launch(config, model_path)
+        except RayError as error:
+            self.kill()
+            raise TrainerError(
+                f"Ray cannot start the trainer's ranks: got={_one_line(error)} "
+                f"expected={num_processes(config.trainer)} actors"
+            ) from error
         except BaseException:
             self.kill()
             raise
@@ -176,18 +182,25 @@ class RayWorkers:
         return [event for reference in ready if (event := self._event(reference)) is not None]
 
     def kill(self) -> None:
+        try:
+            self._end_actors()
+        finally:  # also where the cluster does not answer any more
+            self._ray.close()
+
+    def _end_actors(self) -> None:
         for actor in self._actors:
-            ray.kill(actor)
+            with suppress(RayError):
+                ray.kill(actor)
         for place in self._places:
             if place.host == self._ray.host:  # Ray asks the process, which may be stopped
                 with suppress(ProcessLookupError):
                     os.kill(place.pid, signal.SIGKILL)
         self._actors, self._places = [], []
         self._pending.clear()
-        if self._group is not None:
-            remove_placement_group(self._group)
-            self._group = None
-        self._ray.close()
+        group, self._group = self._group, None
+        if group is not None:
+            with suppress(RayError):
+                remove_placement_group(group)
 
     def shut_down(self, grace_s: float) -> None:
         if self._actors:

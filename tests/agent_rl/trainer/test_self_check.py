@@ -7,7 +7,7 @@ import torch
 
 from agent_rl.commands.doctor import gpu_doctor_command
 from agent_rl.trainer.router_replay import ReplayTable, RouterReplay
-from agent_rl.trainer.self_check import Size, check_trainer, layer_specs
+from agent_rl.trainer.self_check import Size, _relative, check_trainer, layer_specs
 from agent_rl.warmstart.train import TinyMoEShape
 
 pytestmark = pytest.mark.megatron
@@ -37,6 +37,15 @@ class Deaf(RouterReplay):
 def test_a_replay_that_does_nothing_is_noticed() -> None:
     failed = {c.name for c in check_trainer(SMALL, make_replay=Deaf) if c.verdict == "missing"}
     assert failed == {"portable: replayed experts are used", "portable: gradients"}
+
+
+def test_a_gradient_that_is_no_number_is_the_worst_of_all() -> None:
+    some, none = torch.ones(3), torch.zeros(3)
+    nan = torch.tensor([1.0, float("nan"), 1.0])
+    found = [_relative(some, some), _relative(nan, some), _relative(some, none)]
+    assert found == [0.0, float("inf"), float("inf")]
+    assert _relative(none, none) == 0.0
+    assert max((value, name) for value, name in zip(found, "abc", strict=True)) == (found[2], "c")
 
 
 def test_without_a_gpu_the_command_says_so_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
