@@ -57,6 +57,8 @@ def write_trajectories(file: Path, step: int, groups: Sequence[Group]) -> None:
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), temporary, compression="zstd")
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
         temporary.replace(file)
     finally:
         temporary.unlink(missing_ok=True)
