@@ -222,8 +222,8 @@ def test_the_reference_routes_for_itself_whatever_is_replayed(make_samples, make
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_swapping_the_reference_in_gives_the_weights_back_bit_for_bit(dtype) -> None:
-    module = torch.nn.Linear(5, 3).to(dtype)
-    module.register_buffer("bias_of_a_router", torch.ones(3))
+    module = torch.nn.Sequential(torch.nn.Linear(5, 3)).to(dtype)
+    module[0].register_buffer("bias_of_a_router", torch.ones(3))
     reference = ReferencePolicy([module])
     start = [t.clone() for t in (*module.parameters(), *module.buffers())]
     with torch.no_grad():

@@ -8,7 +8,9 @@ import torch
 
 from agent_rl.metrics.mismatch import abs_gap, f_taus, k3
 from agent_rl.trainer.batch import MicroBatch, lay_out
+from agent_rl.trainer.ingest import Coverage
 from agent_rl.trainer.losses import LossInputs, LossOutput
+from agent_rl.trainer.optimizer import UpdateReport
 from agent_rl.trainer.router_replay import ConsistencySums
 from agent_rl.trainer.routing_counts import RoutingCounts
 from agent_rl.trainer.step_metrics import StepTotals, add_sums
@@ -109,6 +111,38 @@ def test_pipeline_stages_bring_their_own_layers() -> None:
     metrics = joined.metrics()
     assert metrics["router_flip_rate"] == pytest.approx(0.45)
     assert metrics["tokens_with_flip"] == pytest.approx(0.7)
+
+
+def test_staleness_is_of_a_samples_oldest_token() -> None:
+    """Sampled under versions 3 to 5, under 5 alone, and by a policy without a version."""
+    ids = np.arange(4, dtype=np.int32)
+    values = np.zeros(4, np.float32)
+    samples = [
+        TrainSample("s", ids, ids > 1, values, values, weight_versions=versions)
+        for versions in ((3, 4, 5), (5,), ())
+    ]
+    totals = StepTotals(())
+    totals.add_samples(samples, Coverage(fed=9, fed_replayed=6, trained=6, trained_missing=1), 5)
+    metrics = totals.metrics()
+    assert metrics["staleness"] == pytest.approx(2 / 3)
+    assert metrics["staleness_max"] == 2.0
+    assert metrics["replayed_fraction"] == pytest.approx(6 / 9)
+    assert metrics["missing_fraction"] == pytest.approx(1 / 6)
+
+
+def test_load_and_rates_of_several_updates() -> None:
+    """Peaks are over a layer's mean, then averaged over layers; the rate is the last update's."""
+    totals = StepTotals((0, 1))
+    load = torch.tensor([[4, 4, 0, 0], [2, 2, 2, 2]])
+    nobody = torch.zeros(0, dtype=torch.bool)
+    totals.add_routing(RoutingCounts((0, 1), torch.zeros(2, dtype=torch.int64), load, 0, 0, nobody))
+    totals.add_update(UpdateReport(grad_norm=1.0, lr=1e-3))
+    totals.add_update(UpdateReport(grad_norm=3.0, lr=5e-4))
+    metrics = totals.metrics()
+    assert metrics["expert_load_max"] == pytest.approx((2.0 + 1.0) / 2)
+    assert metrics["experts_idle"] == 2.0
+    assert (metrics["lr"], metrics["grad_norm"], metrics["grad_norm_max"]) == (5e-4, 2.0, 3.0)
+    assert "router_flip_rate" not in metrics  # no token had a row
 
 
 def test_nothing_collected_is_finite_and_says_nothing_of_routers() -> None:
