@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -29,6 +27,7 @@ from agent_rl.protocols import Weights
 from agent_rl.trainer.workers.group import Answered, Event, Lost, SeenAlive, log_folder
 from agent_rl.trainer.workers.messages import Close, Done, Failed, Message, Reply, Request, Start
 from agent_rl.trainer.workers.sample_block import SampleBlock
+from agent_rl.trainer.workers.session_folder import SessionFolder
 from agent_rl.trainer.workers.world import num_processes
 
 # isort: split
@@ -238,7 +237,7 @@ class _Connection:
     """Ray as ``trainer.ray_address`` says: one started here ends with the run, files included."""
 
     def __init__(self, trainer: TrainerConfig) -> None:
-        self._folder: Path | None = None
+        self._folder: SessionFolder | None = None
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
             # Ray replaces the handler for SIGTERM by one that exits; ours ends the step first.
@@ -265,12 +264,12 @@ class _Connection:
             ray.init(address=trainer.ray_address, **common)
             return
         # Ray keeps sockets in here, and a socket's path may have 107 characters.
-        self._folder = Path(tempfile.mkdtemp(prefix="agent-rl-ray-"))
+        self._folder = SessionFolder("agent-rl-ray-")
         ray.init(
             address="local",
             num_cpus=max(os.cpu_count() or 1, num_processes(trainer)),
             include_dashboard=False,
-            _temp_dir=str(self._folder),
+            _temp_dir=str(self._folder.path),
             **common,
         )
 
@@ -280,7 +279,7 @@ class _Connection:
             ray.shutdown()
             self._is_ours = False
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             self._folder = None
 
 
