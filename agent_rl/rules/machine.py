@@ -41,7 +41,11 @@ def _divides(config: RunConfig) -> Iterator[Fault]:
         text = (policy_folder(config.policy.path) / "config.json").read_text()
     except (ConfigError, OSError):
         return  # reported by another rule
-    model = json.loads(text)
+    try:
+        model = json.loads(text)
+    except ValueError as error:
+        yield "policy.path", f"got {config.policy.path!r}, whose config.json is not JSON: {error}"
+        return
     names = ("num_experts", "n_routed_experts", "num_local_experts")
     experts = next((name for name in names if name in model), names[0])
     for key, size, what in (

@@ -184,13 +184,25 @@ def test_parallel_sizes_must_divide_the_policy(tmp_path: Path) -> None:
     assert problems[0].endswith("got 3, expected a divisor of the policy's num_local_experts (32)")
 
 
-def test_tensor_ranks_must_divide_the_widths_of_latent_attention(tmp_path: Path) -> None:
+def _policy(tmp_path: Path, config_json: str) -> Path:
     folder = tmp_path / "policy"
     folder.mkdir()
-    widths = {"q_lora_rank": 1536, "kv_lora_rank": 510, "qk_rope_head_dim": 64}
-    (folder / "config.json").write_text(json.dumps(widths))
+    (folder / "config.json").write_text(config_json)
     (folder / "tokenizer.json").touch()
     (folder / "model.safetensors").touch()
+    return folder
+
+
+def test_a_broken_description_of_the_policy_is_a_fault_like_any_other(tmp_path: Path) -> None:
+    folder = _policy(tmp_path, '{"num_experts": 8,')
+    (problem,) = _problems(tmp_path, f"policy: {{path: {folder}}}")
+    assert "policy.path" in problem
+    assert "config.json is not JSON: Expecting property name" in problem
+
+
+def test_tensor_ranks_must_divide_the_widths_of_latent_attention(tmp_path: Path) -> None:
+    widths = {"q_lora_rank": 1536, "kv_lora_rank": 510, "qk_rope_head_dim": 64}
+    folder = _policy(tmp_path, json.dumps(widths))
     sizes = "tensor_parallel: 4, sequence_parallel: true, num_processes: 4, launcher: local"
     problems = _problems(tmp_path, f"policy: {{path: {folder}}}\ntrainer: {{{sizes}}}")
     assert [problem for problem in problems if "lora" in problem] == [
