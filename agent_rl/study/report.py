@@ -120,7 +120,8 @@ def plot(outcomes: Sequence[Outcome], setting: Setting, file: Path) -> None:
     for axis in axes[-1]:
         axis.set_xlabel("step")
     if outcomes:
-        axes[0][0].legend(fontsize=8, loc="lower right")
+        named = axes[0][0].get_legend_handles_labels()
+        axes[0][3].legend(*named, fontsize=8, loc="upper right")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)
 
