@@ -17,7 +17,10 @@ from envs.tasks.from_repository import (
     MakeReport,
     check_images,
     make_tasks,
+    read_repository,
 )
+
+TRAIN_CONFIG = "configs/train/swe_qwen3_30b_a3b.yaml"
 
 tasks_app = typer.Typer(
     name="tasks", help="Make tasks to train and evaluate on.", no_args_is_help=True
@@ -34,7 +37,10 @@ def _group() -> None:
 )
 def make(
     source: Annotated[Path, typer.Argument(help="a folder or an sdist (.tar.gz, .zip)")],
-    out: Annotated[Path, typer.Argument(help="a folder for rows and image contexts")],
+    out: Annotated[
+        Path | None,
+        typer.Argument(help="a folder for rows and image contexts; default: tasks/NAME"),
+    ] = None,
     max_tasks: Annotated[int, typer.Option(help="stop when so many are kept")] = 50,
     max_tried: Annotated[int, typer.Option(help="stop when so many bugs were tried")] = 500,
     max_per_function: Annotated[int, typer.Option(help="bugs tried in one function")] = 6,
@@ -44,10 +50,13 @@ def make(
     cpu: Annotated[int, typer.Option(help="CPU seconds of one test run")] = 60,
     workers: Annotated[int, typer.Option(help="test runs at a time")] = 2,
     base_image: Annotated[
-        str, typer.Option(help="images start from it: git, python3, requirements.txt")
+        str, typer.Option(help="images start from it; OUT/base has a recipe for one")
     ] = "python-tasks:latest",
     images: Annotated[
-        bool, typer.Option("--images", help="also build the images and validate inside them")
+        bool,
+        typer.Option(
+            "--images", help="also build them, the base aside, and validate inside (Docker)"
+        ),
     ] = False,
     docker_url: Annotated[
         str, typer.Option(help="the daemon's socket; DOCKER_HOST when left out")
@@ -65,6 +74,7 @@ def make(
         num_workers=workers,
         base_image=base_image,
     )
+    out = out or Path("tasks", read_repository(source).name)
     errors = Console(stderr=True)
     is_live = sys.stderr.isatty()
 
@@ -72,9 +82,15 @@ def make(
         line = f"tried {tried}, kept {kept} of {wanted}"
         errors.print(line, end="\r" if is_live else "\n", highlight=False)
 
-    show_made(make_tasks(source, out, options, progress), out, Console())
-    if images:
-        show_images(_check_images(out, docker_url, workers), Console())
+    console = Console()
+    report = make_tasks(source, out, options, progress)
+    show_made(report, out, console)
+    num_kept = report.kept
+    if images and num_kept:
+        checked = _check_images(out, docker_url, workers)
+        show_images(checked, console)
+        num_kept = len(checked.kept)
+    show_next(out, num_kept, None if images else base_image, console)
 
 
 def _check_images(out: Path, docker_url: str, workers: int) -> ImageReport:
@@ -107,9 +123,32 @@ def show_made(report: MakeReport, out: Path, console: Console) -> None:
     for path, reason in report.test_files_left_out.items():
         console.print(f"not used: {path}: {reason}", highlight=False, soft_wrap=True)
     console.print(f"rows and image contexts in {out}", highlight=False, soft_wrap=True)
-    console.print(
-        f"the base image needs {out / 'requirements.txt'}; check it with: agent-rl swebench grade"
-        f" gold --dataset {out / 'swebench.jsonl'} --name check",
-        highlight=False,
-        soft_wrap=True,
-    )
+
+
+def show_next(out: Path, num_kept: int, base_image: str | None, console: Console) -> None:
+    """The commands up to training. ``base_image`` None: the images are built already."""
+    if not num_kept:
+        console.print("no task was kept, so there is nothing to train on")
+        return
+    lines = ["", "Next (each task is a container image, so a Docker daemon is needed):"]
+    if base_image is not None:
+        lines += [
+            "  a base image with git, Python and requirements.txt, unless you have one (network):",
+            f"    docker build --tag {base_image} {out / 'base'}",
+            "  the tasks' images (--images does this, and leaves out what fails in its image):",
+            f"    sh {out / 'images' / 'build.sh'}",
+        ]
+    lines += [
+        "  check that the official harness resolves every fix:",
+        f"    agent-rl swebench grade gold --dataset {out / 'swebench.jsonl'} --name check",
+        "  train, with your own model, engine and sizes in place of the file's:",
+        f"    {train_command(out)}",
+    ]
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+
+
+def train_command(out: Path) -> str:
+    """How to train on a made folder; every key that its tasks need."""
+    keys = ("tasks.kind=r2e_gym", f"tasks.rows={out / 'r2e_gym.jsonl'}")
+    more = ("tasks.heldout_fraction=0.2", "sandbox.kind=docker", "agent.renderer=chat_template")
+    return " ".join(("agent-rl", "train", TRAIN_CONFIG, *keys, *more))

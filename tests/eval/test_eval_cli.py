@@ -10,14 +10,16 @@ from rich.console import Console
 from typer import Typer
 from typer.testing import CliRunner
 
+from agent_rl.config_io import load_config
 from agent_rl.errors import ConfigError
 from envs.errors import TaskError
 from envs.tasks.from_repository import MakeReport
+from envs.tasks.from_repository.store import load_made_tasks
 from eval.cli import ConsoleObserver, eval_app
 from eval.outcomes import Outcome
 from eval.report import Report, Result
 from eval.show import print_report, write_pages
-from eval.tasks_cli import show_made, tasks_app
+from eval.tasks_cli import show_made, show_next, tasks_app, train_command
 
 
 def text_console() -> tuple[Console, io.StringIO]:
@@ -79,6 +81,58 @@ def test_made_tasks_add_up() -> None:
         "t.py: two runs differ",
     ):
         assert line in shown
+
+
+def test_made_tasks_end_with_the_commands_up_to_training() -> None:
+    out = Path("tasks/toolz")
+    console, stream = text_console()
+    show_next(out, 20, "python-tasks:latest", console)
+    shown = stream.getvalue()
+    for line in (
+        "Docker",
+        "docker build --tag python-tasks:latest tasks/toolz/base\n",
+        "sh tasks/toolz/images/build.sh\n",
+        "agent-rl swebench grade gold --dataset tasks/toolz/swebench.jsonl --name check\n",
+        f"{train_command(out)}\n",
+    ):
+        assert line in shown
+    console, stream = text_console()
+    show_next(out, 20, None, console)  # the images are there already
+    assert "docker build" not in stream.getvalue()
+    console, stream = text_console()
+    show_next(out, 0, "python-tasks:latest", console)
+    assert "agent-rl train" not in stream.getvalue()
+
+
+def test_the_train_command_is_a_valid_configuration() -> None:
+    _, _, config, *overrides = train_command(Path("tasks/toolz")).split()
+    path = Path(__file__).parents[2] / config
+    loaded = load_config(path, overrides, on_this_machine=False)
+    assert (loaded.tasks.rows, loaded.sandbox.kind) == ("tasks/toolz/r2e_gym.jsonl", "docker")
+
+
+@pytest.mark.slow
+def test_a_folder_alone_becomes_tasks_in_a_folder_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "pyproject.toml": '[project]\nname = "doubling"\nversion = "3.1"\n',
+        "doubling.py": "def double(x):\n    return x + x\n",
+        "test_doubling.py": (
+            "from doubling import double\n\n\ndef test_two():\n    assert double(2) == 4\n\n\n"
+            "def test_three():\n    assert double(3) == 6\n"
+        ),
+    }
+    (tmp_path / "doubling").mkdir()
+    for name, text in files.items():
+        (tmp_path / "doubling" / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(tasks_app, ["make", "doubling", "--max-tasks", "1"])
+    assert result.exception is None, result.output
+    assert "doubling 3.1: 2 tests" in result.output
+    assert train_command(Path("tasks/doubling")) in result.output
+    (task,) = load_made_tasks(Path("tasks/doubling"))
+    assert task.issue.startswith("doubling 3.1: ")
 
 
 def test_errors_reach_the_one_that_prints_them(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from envs.tasks.from_repository.images import ImageReport, check_images
 from envs.tasks.from_repository.make import MakeOptions, MakeReport, make_tasks
+from envs.tasks.from_repository.repository import read_repository
 from envs.tasks.from_repository.store import load_tasks
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "check_images",
     "load_tasks",
     "make_tasks",
+    "read_repository",
 ]

@@ -11,10 +11,9 @@ _MAX_LINES = 40
 _HEADER = re.compile(rb"^_{3,} (.+) _{3,}$|^={3,}.*$", re.MULTILINE)
 
 
-def write_issue(
-    name: str, version: str, failing: Sequence[str], files: Mapping[str, bytes], log: bytes
-) -> str:
-    """Markdown from the failing tests' code and messages. ``files`` holds their test files."""
+def write_issue(title: str, failing: Sequence[str], files: Mapping[str, bytes], log: bytes) -> str:
+    """Markdown from the failing tests' code and messages. ``title`` names the package, ``files``
+    holds the test files."""
     sections = _sections(log)
     parts: list[str] = []
     shown = _one_each(failing)[:_MAX_SHOWN]
@@ -22,11 +21,11 @@ def write_issue(
         code = _test_source(test, files)
         output = sections.get(_section_name(test), "")
         parts.append(f"This code\n\n```python\n{code}\n```\n\ngives\n\n```\n{output}\n```")
-    title = _title(sections.get(_section_name(failing[0]), ""))
+    headline = _headline(sections.get(_section_name(failing[0]), ""))
     more = len(failing) - len(parts)
     if more > 0:
         parts.append(f"{more} similar checks go wrong as well.")
-    return f"{name} {version}: {title}\n\n" + "\n\n".join(parts)
+    return f"{title}: {headline}\n\n" + "\n\n".join(parts)
 
 
 def _one_each(tests: Sequence[str]) -> list[str]:
@@ -38,7 +37,7 @@ def _function(test: str) -> str:
     return re.sub(r"\[.*", "", test, flags=re.DOTALL)
 
 
-def _title(output: str) -> str:
+def _headline(output: str) -> str:
     errors = [line[1:].strip() for line in output.splitlines() if line.startswith("E ")]
     return (errors[0] if errors else "wrong result")[:100]
 

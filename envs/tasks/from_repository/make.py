@@ -15,6 +15,7 @@ from envs.sandbox.choose import choose
 from envs.sandbox.launch import SandboxSpec
 from envs.sandbox.limits import SandboxLimits
 from envs.sandbox.pool import SandboxPool
+from envs.tasks.from_repository.base_image import write_base
 from envs.tasks.from_repository.candidates import Candidate, candidates
 from envs.tasks.from_repository.issue import write_issue
 from envs.tasks.from_repository.made_task import MadeTask
@@ -87,6 +88,7 @@ def make_tasks(
         pool.close()
     write_folder(out, repository, report.tasks, options.base_image)
     needed = requirements(repository)
+    write_base(out / "base", needed)
     (out / "requirements.txt").write_text("".join(f"{line}\n" for line in needed))
     summary = {k: v for k, v in asdict(report).items() if k != "tasks"}
     summary["base_image_needs"] = needed
@@ -130,7 +132,7 @@ def find_tasks(
         if len(kept) >= options.max_tasks or tried >= options.max_tried:
             break
     return MakeReport(
-        repository=f"{repository.name} {repository.version}",
+        repository=repository.title,
         num_tests=len(validator.baseline.statuses),
         tried=len(kept) + refused.total(),
         kept=len(kept),
@@ -166,7 +168,7 @@ def _task(
     repository: Repository, validator: Validator, candidate: Candidate, verdict: Verdict
 ) -> MadeTask:
     files = repository.files
-    issue = write_issue(repository.name, repository.version, verdict.failing, files, verdict.log)
+    issue = write_issue(repository.title, verdict.failing, files, verdict.log)
     return MadeTask(
         repository=repository,
         path=candidate.path,

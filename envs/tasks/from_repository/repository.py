@@ -6,11 +6,13 @@ import os
 import posixpath
 import re
 import tarfile
+import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 from envs.errors import TaskError
 
@@ -31,8 +33,13 @@ class Repository:
     """A correct tree. ``files`` maps relative posix paths to content; links are left out."""
 
     name: str  # lower case, letters, digits and dashes
-    version: str
+    version: str  # empty where neither the source's name nor its pyproject.toml says one
     files: Mapping[str, bytes]
+
+    @property
+    def title(self) -> str:
+        """Name and version, for people; the name alone where there is no version."""
+        return f"{self.name} {self.version}".rstrip()
 
     @cached_property
     def test_files(self) -> tuple[str, ...]:
@@ -88,16 +95,26 @@ def read_repository(path: Path) -> Repository:
             raise TaskError(f"{path} is too large: got>{_MAX_TOTAL_BYTES} bytes of files")
         files[name] = data
     match = _NAME.fullmatch(label)
-    name, version = match.groups() if match else (label, "0")
+    name, version = match.groups() if match else (label, "")
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    repository = Repository(
-        slug or "repository", version, dict(sorted(_without_top(files).items()))
-    )
+    files = dict(sorted(_without_top(files).items()))
+    repository = Repository(slug or "repository", version or _declared_version(files), files)
     if not repository.test_files:
         raise TaskError(f"{path} has no tests: got no test_*.py or *_test.py, expected some")
     if not repository.sources:
         raise TaskError(f"{path} has no Python source outside its tests")
     return repository
+
+
+def _declared_version(files: Mapping[str, bytes]) -> str:
+    """``project.version`` of ``pyproject.toml``; empty where it is computed or not readable."""
+    try:
+        declared = tomllib.loads(files.get("pyproject.toml", b"").decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return ""
+    project = declared.get("project")
+    version = cast("dict[str, object]", project).get("version") if isinstance(project, dict) else ""
+    return version.strip() if isinstance(version, str) else ""
 
 
 def _from_folder(root: Path) -> Iterator[tuple[str, bytes]]:

@@ -2,7 +2,7 @@
 
 ``tasks.jsonl`` (with ``repository.tar.gz``, the correct tree) for sandboxes without images;
 ``swebench.jsonl`` and ``r2e_gym.jsonl`` with ``images/<task>/`` for those with; ``report.json``;
-``requirements.txt``, what images need.
+``requirements.txt``, what images need, and ``base/``, a recipe for the one that they start from.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ cd "$(dirname "$0")"
 def write_folder(out: Path, repository: Repository, tasks: Iterable[MadeTask], base: str) -> None:
     """Write every row and image folder. ``base`` is the image that the tasks' images start from."""
     out.mkdir(parents=True, exist_ok=True)
-    top = f"{repository.name}-{repository.version}/"
+    top = f"{repository.name}-{repository.version or 0}/"
     packed = gzip.compress(_tar({top + p: d for p, d in repository.files.items()}), mtime=0)
     (out / _REPOSITORY).write_bytes(packed)
     task_rows: list[rows.JsonRow] = []

@@ -14,6 +14,7 @@ import pytest
 from envs.errors import TaskError
 from envs.patch_apply import apply_patch
 from envs.tasks.from_repository import MakeOptions, load_tasks, make_tasks
+from envs.tasks.from_repository.issue import write_issue
 from envs.tasks.from_repository.make import find_tasks
 from envs.tasks.from_repository.repository import Repository, read_repository
 from envs.tasks.from_repository.requirements import requirements
@@ -98,6 +99,30 @@ def test_sdists_and_folders_read_alike(tmp_path: Path, suffix: str) -> None:
     assert found.sources == ("calc/__init__.py",)
     assert found.test_files == ("tests/test_calc.py", "tests/test_spin.py")
     assert found.test_support == ("tests/data.txt",)
+
+
+@pytest.mark.parametrize(
+    ("name", "declared", "title"),
+    [
+        ("calc", b'[project]\nname = "calc"\nversion = "2.0.1"\n', "calc 2.0.1"),
+        ("calc-1.2", b'[project]\nversion = "9"\n', "calc 1.2"),  # an sdist's name is its version
+        ("calc", b'[project]\nname = "calc"\ndynamic = ["version"]\n', "calc"),
+        ("calc", b"[project]\nversion = 3\n", "calc"),
+        ("calc", b"project = 1\n", "calc"),
+        ("calc", b"not toml \xff", "calc"),
+        ("calc", b"", "calc"),
+    ],
+)
+def test_the_version_is_the_names_or_the_projects_or_none(
+    tmp_path: Path, name: str, declared: bytes, title: str
+) -> None:
+    for path, data in {**FILES, "pyproject.toml": declared}.items():
+        (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / path).write_bytes(data)
+    repository = read_repository(tmp_path / name)
+    assert repository.title == title
+    issue = write_issue(repository.title, ("tests/test_calc.py::test_low",), FILES, b"")
+    assert issue.startswith(f"{title}: wrong result\n")
 
 
 def test_unusable_sources_are_refused(tmp_path: Path) -> None:
@@ -209,7 +234,10 @@ def test_every_bug_tried_is_kept_or_refused_for_a_reason(made: Path) -> None:
     assert summary["refused"]["no_test_fails"] >= 1  # nothing tests ``unused``
     assert summary["kept"] >= 2
     assert summary["num_tests"] == 4
-    assert (made / "requirements.txt").read_text().startswith("pytest==")
+    needed = (made / "requirements.txt").read_text()
+    assert needed.startswith("pytest==")
+    assert (made / "base" / "requirements.txt").read_text() == needed
+    assert "FROM python:3." in (made / "base" / "Dockerfile").read_text()
 
 
 @pytest.mark.slow
