@@ -64,7 +64,8 @@ def load_rows(source: str, split: str = "train") -> list[Row]:
     except ImportError as error:
         raise TaskError(
             f"no such file: got={source!r} expected=a .json, .jsonl or .parquet file, or a Hugging"
-            " Face data set with the 'datasets' package installed"
+            " Face data set, which needs the package that reads them: .venv/bin/pip install -r"
+            " requirements-eval.lock"
         ) from error
     rows = cast("Iterable[Row]", load_dataset(source, split=split))
     return [dict(row) for row in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -115,6 +116,16 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"a": 1}\n{')
     with pytest.raises(TaskError, match="not jsonl"):
         load_rows(str(tmp_path / "b.jsonl"))
+
+
+def test_a_data_set_without_its_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as where it is not installed
+    lock = Path(__file__).parents[3] / "requirements-eval.lock"
+    assert "\ndatasets==" in lock.read_text()
+    with pytest.raises(TaskError, match=f"pip install -r {lock.name}"):
+        load_rows("R2E-Gym/R2E-Gym-Lite")
 
 
 # Names and statuses.
