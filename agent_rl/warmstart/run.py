@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 from transformers import Qwen3MoeForCausalLM
+from transformers.utils import logging as hf_logging
 
 from agent_rl.rollout.compact_tokenizer import CompactTokenizer, build_compact_tokenizer
 from agent_rl.warmstart.data import demo_texts, encode_demo, make_demos
@@ -78,12 +79,22 @@ def warmstart(config: WarmstartConfig, folder: Path, report: Report) -> dict[str
     assert tokenizer is not None
     record["num_parameters"] = float(sum(p.numel() for p in model.parameters()))
     record["wall_s"] = round(time.monotonic() - started, 1)
-    folder.mkdir(parents=True, exist_ok=True)
     model.generation_config.eos_token_id = tokenizer.end_id
     model.generation_config.pad_token_id = tokenizer.pad_id
-    model.to(getattr(torch, config.dtype)).save_pretrained(folder)
+    save_quietly(model.to(getattr(torch, config.dtype)), folder)
     tokenizer.save(folder)
     (folder / "warmstart.json").write_text(
         json.dumps({"recipe": asdict(config), "record": record}, indent=2) + "\n"
     )
     return record
+
+
+def save_quietly(model: Qwen3MoeForCausalLM, folder: Path) -> None:
+    """Write ``model`` below ``folder`` (made if absent) without transformers' own progress bar."""
+    was_enabled = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        model.save_pretrained(folder)
+    finally:
+        if was_enabled:
+            hf_logging.enable_progress_bar()

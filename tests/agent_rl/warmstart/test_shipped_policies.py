@@ -1,14 +1,18 @@
 """Shipped policies are what their recipes say."""
 
 from dataclasses import asdict
+from pathlib import Path
 
 import orjson
 import pytest
 from safetensors import safe_open
+from transformers.utils import logging as hf_logging
 
 from agent_rl.policies import builtin_policies, policy_folder
 from agent_rl.trainer.shape import ModelShape
 from agent_rl.warmstart.recipes import RECIPES
+from agent_rl.warmstart.run import save_quietly
+from agent_rl.warmstart.train import build_tiny_moe
 
 SHIPPED = [name.removeprefix("builtin:") for name in builtin_policies()]
 
@@ -31,6 +35,21 @@ def test_the_policy_has_the_recipes_shape_and_precision(name: str) -> None:
         kinds = {file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
     assert kinds == {"BF16" if recipe.dtype == "bfloat16" else "F32"}
     assert (folder / "model.safetensors").stat().st_size < 3_000_000
+
+
+def test_a_policy_is_written_without_a_progress_bar(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    was_enabled = hf_logging.is_progress_bar_enabled()
+    hf_logging.enable_progress_bar()
+    try:
+        save_quietly(build_tiny_moe(RECIPES["tiny_moe"].shape, 64, seed=0), tmp_path)
+        assert hf_logging.is_progress_bar_enabled()  # others' switch is as it was
+    finally:
+        if not was_enabled:
+            hf_logging.disable_progress_bar()
+    assert (tmp_path / "model.safetensors").is_file()
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("name", [n for n in SHIPPED if n.startswith("bench_")])
