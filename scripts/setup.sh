@@ -19,7 +19,7 @@ find_python() {
 }
 
 install_packages() {
-    local python stamp
+    local python stamp torch
     stamp=$(cat pyproject.toml requirements.lock routing_cache/_kernel.c | sha256sum | cut -d' ' -f1)
     if [ -x .venv/bin/agent-rl ] && [ "$(cat .venv/.stamp 2>/dev/null)" = "$stamp" ]; then
         return
@@ -30,12 +30,16 @@ install_packages() {
         rm -rf .venv
         "$python" -m venv .venv
     fi
-    say "installing pinned packages (the first time takes a few minutes)"
     # torch first and alone: other packages ask for ranges that would bring another build of it.
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check "$(grep '^torch==' requirements.lock)"
+    torch=$(grep '^torch==' requirements.lock)
+    say "1 of 3: installing $torch (the largest one: minutes, without a line until it is done)"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check "$torch"
+    say "2 of 3: installing the rest of requirements.lock (minutes)"
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+    say "3 of 3: installing agent-rl itself, editable"
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
     printf '%s\n' "$stamp" >.venv/.stamp
+    is_fresh=1
 }
 
 install_sandbox() {
@@ -53,5 +57,9 @@ install_sandbox() {
 : >>.setup.lock || fail "cannot write to $(pwd)"
 exec 9>>.setup.lock
 flock 9
+is_fresh=
 install_packages
 install_sandbox
+if [ -n "$is_fresh" ]; then
+    say "done; for agent-rl in this shell: source .venv/bin/activate"
+fi
