@@ -14,6 +14,7 @@ from rich.console import Console
 
 from agent_rl.errors import AgentRLError, ConfigError, RolloutError
 from agent_rl.interrupt import Interrupted
+from agent_rl.terminal import make_console
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED = 1, 2, 3, 130
 
@@ -199,5 +200,5 @@ def _add_groups() -> None:
 def main() -> None:
     """Entry point of the ``agent-rl`` command."""
     _add_groups()
-    with _errors_as_exit_codes(Console(stderr=True)):
+    with _errors_as_exit_codes(make_console(stderr=True)):
         app()

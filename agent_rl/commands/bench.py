@@ -8,12 +8,12 @@ from typing import Annotated
 
 import orjson
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from agent_rl.commands.bench_r3 import r3
 from agent_rl.commands.bench_trainer import trainer
 from agent_rl.store.run_folder import write_aside
+from agent_rl.terminal import make_console
 
 bench_app = typer.Typer(help="Measurements, as ratios inside one run.", no_args_is_help=True)
 bench_app.command(
@@ -43,7 +43,7 @@ def engine(
 
     if kind not in ("sglang", "vllm"):
         raise typer.BadParameter(f"got {kind!r}, expected sglang or vllm", param_hint="--kind")
-    console = Console()
+    console = make_console()
     with tempfile.TemporaryDirectory(prefix="bench-engine-") as folder:
         model = policy or write_random_policy(
             Path(folder) / "policy",

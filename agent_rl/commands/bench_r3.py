@@ -14,6 +14,7 @@ from rich.table import Table
 
 from agent_rl.commands.source import open_source
 from agent_rl.store.run_folder import write_aside
+from agent_rl.terminal import make_console
 
 if TYPE_CHECKING:
     from agent_rl.bench.r3 import Measurement, MismatchRow
@@ -59,9 +60,11 @@ def r3(
     float32 engines (under 6 minutes on two free cores). With it: that run's or configuration's own
     policy under bfloat16 and float32 engines and its own ``engine.dtype``.
     """
-    console = Console()
+    console = make_console()
     if not console.is_terminal:
-        console = Console(width=145)  # a pipe has no width of its own, the tables need this one
+        console = make_console(
+            width=145
+        )  # a pipe has no width of its own, the tables need this one
     if source is None:
         _shipped(console, min_tokens, json)
     else:

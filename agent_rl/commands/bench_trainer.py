@@ -7,10 +7,10 @@ from typing import Annotated
 
 import orjson
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from agent_rl.store.run_folder import write_aside
+from agent_rl.terminal import make_console
 
 
 def trainer(
@@ -20,7 +20,7 @@ def trainer(
     """A step with replay against without, Megatron against transformers, bytes of routing rows."""
     from agent_rl.bench.trainer import measure_trainer
 
-    console = Console()
+    console = make_console()
     flat = measure_trainer(num_rounds=rounds, report=console.print).to_json()
     table = Table(title="one RL step on one CPU thread", title_justify="left")
     table.add_column("figure")

@@ -6,19 +6,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from agent_rl.config_io import load_config
 from agent_rl.doctor import check_config, check_machine
 from agent_rl.findings import Check
+from agent_rl.terminal import make_console
 
 _COLOURS = {"ok": "green", "warning": "yellow", "missing": "red"}
 
 
 def doctor_command(config_path: Path | None, overrides: Sequence[str]) -> None:
     """Print every check; exit 1 when something that is needed is missing."""
-    console = Console()
+    console = make_console()
     checks = check_machine()
     console.print(_table("this machine", checks))
     if config_path is not None:
@@ -38,7 +40,7 @@ def gpu_doctor_command(*, has_device: bool | None = None) -> None:
 
     ``has_device`` None asks torch.
     """
-    console = Console()
+    console = make_console()
     if has_device is None:
         import torch
 
@@ -53,7 +55,7 @@ def gpu_doctor_command(*, has_device: bool | None = None) -> None:
     from agent_rl.trainer.self_check import check_trainer
 
     with console.status("checking the trainer") as status:
-        checks = check_trainer(report=status.update)
+        checks = check_trainer(report=lambda text: status.update(escape(text)))
     console.print(_table("the trainer on this GPU", checks))
     failed = [check.name for check in checks if check.verdict == "missing"]
     if failed:
@@ -67,6 +69,6 @@ def _table(title: str, checks: Sequence[Check]) -> Table:
     for column in ("what", "verdict", "detail", "advice"):
         table.add_column(column, overflow="fold")
     for check in checks:
-        colour = _COLOURS[check.verdict]
-        table.add_row(check.name, f"[{colour}]{check.verdict}[/]", check.detail, check.advice)
+        verdict = Text(check.verdict, _COLOURS[check.verdict])
+        table.add_row(check.name, verdict, check.detail, check.advice)
     return table

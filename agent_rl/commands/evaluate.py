@@ -17,13 +17,14 @@ from agent_rl.interrupt import run_interruptible
 from agent_rl.metrics.display import make_display
 from agent_rl.metrics.summary import Evaluation, evaluation_table
 from agent_rl.store.run_folder import write_aside
+from agent_rl.terminal import make_console
 
 
 def evaluate_command(
     path: Path, overrides: Sequence[str], step: int | None, json_file: Path | None
 ) -> None:
     """Print the resolve rate by family, and write it to ``json_file``."""
-    console = Console()
+    console = make_console()
     source = open_source(path, overrides, step)
     result = run_interruptible(_evaluate(console, source))
     split = source.config.tasks.heldout_split

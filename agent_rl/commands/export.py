@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.terminal import make_console
 from agent_rl.trainer.checkpoint import MANIFEST, CheckpointStore, damage
 
 DTYPES = ("float32", "bfloat16")
@@ -19,7 +20,7 @@ def export_command(source: Path, folder: Path, step: int | None, dtype: str | No
     """
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError([f"--dtype: got {dtype}, expected one of {', '.join(DTYPES)}"])
-    console = Console()
+    console = make_console()
     from agent_rl.trainer.export import CheckpointGoneError, export_model
 
     while True:
@@ -29,10 +30,10 @@ def export_command(source: Path, folder: Path, step: int | None, dtype: str | No
         except CheckpointGoneError as error:
             if step is not None or checkpoint == source:
                 raise
-            console.print(f"{error}; taking the newest again", style="yellow")
+            console.print(f"{error}; taking the newest again", style="yellow", soft_wrap=True)
         else:
             break
-    console.print(f"{checkpoint} → {folder}: {num_bytes:,} bytes of weights")
+    console.print(f"{checkpoint} → {folder}: {num_bytes:,} bytes of weights", soft_wrap=True)
 
 
 def find_checkpoint(source: Path, step: int | None, console: Console) -> Path:
@@ -49,7 +50,9 @@ def find_checkpoint(source: Path, step: int | None, console: Console) -> Path:
                 "or a checkpoint"
             )
         for skipped in found.skipped:
-            console.print(f"{skipped.name} not used: {skipped.reason}", style="yellow")
+            console.print(
+                f"{skipped.name} not used: {skipped.reason}", style="yellow", soft_wrap=True
+            )
         return found.folder
     reason = damage(chosen)
     if reason is not None:

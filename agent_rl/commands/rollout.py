@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
 from agent_rl.assemble import Rollout, assemble_rollout
 from agent_rl.commands.source import PolicySource, open_source
@@ -16,6 +17,7 @@ from agent_rl.environments import load_tasks
 from agent_rl.errors import ConfigError
 from agent_rl.interrupt import run_interruptible
 from agent_rl.rollout.agent import run_trajectory
+from agent_rl.terminal import make_console
 from agent_rl.types import Trajectory
 from envs.base import Task
 from envs.tasks.write_repository import write_repository
@@ -25,7 +27,7 @@ def rollout_command(
     path: Path, overrides: Sequence[str], number: int, seed: int, export: Path | None
 ) -> None:
     """Play held-out task ``number`` once and show everything about it."""
-    console = Console()
+    console = make_console()
     source = open_source(path, overrides)
     heldout = load_tasks(source.config.tasks).heldout
     if not 0 <= number < len(heldout):
@@ -63,15 +65,18 @@ async def _play(console: Console, source: PolicySource, task: Task, seed: int) -
 def _show(
     console: Console, source: PolicySource, task: Task, trajectory: Trajectory, rollout: Rollout
 ) -> None:
-    console.print(f"[bold]{task.task_id}[/]  policy: {source.description}", highlight=False)
+    title = Text.assemble((task.task_id, "bold"), f"  policy: {source.description}")
+    console.print(title, soft_wrap=True)
     console.print(Panel(task.issue, title="issue", title_align="left"), highlight=False)
     if task.focus_path:
         focus = task.files[task.focus_path].decode(errors="replace")
-        console.print(Panel(Syntax(focus, "python"), title=task.focus_path, title_align="left"))
+        console.print(
+            Panel(Syntax(focus, "python"), title=Text(task.focus_path), title_align="left")
+        )
     for number, turn in enumerate(trajectory.turns, 1):
-        console.print(f"[bold cyan]turn {number}[/]  {turn.action}", highlight=False)
+        console.print(Text.assemble((f"turn {number}", "bold cyan"), f"  {turn.action}"))
         if turn.observation:
-            console.print(turn.observation, style="dim", highlight=False, markup=False)
+            console.print(turn.observation, style="dim", highlight=False)
     patch = trajectory.patch.decode(errors="replace") or "(no change)"
     console.print(Panel(Syntax(patch, "diff"), title="patch", title_align="left"))
     console.print(_facts(trajectory, rollout))

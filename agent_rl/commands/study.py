@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import orjson
 import typer
-from rich.console import Console
 
 from agent_rl.store.run_folder import write_aside
+from agent_rl.terminal import make_console
 
 if TYPE_CHECKING:
     from agent_rl.study.outcome import Outcome
@@ -63,7 +63,7 @@ def collapse(
 
     _check_names("--engine", [engine], ENGINES)
     _check_names("--methods", methods or [], METHODS)
-    console = Console()
+    console = make_console()
     setting = Setting(engine_dtype=ENGINES[engine], steps=steps, lr=lr, num_eval=num_eval)
     default = Matrix()
     matrix = Matrix(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agent_rl.errors import ConfigError
+from agent_rl.terminal import make_console
 
 
 def warmstart_command(folder: Path, recipe: str, seed: int | None, num_demos: int | None) -> None:
@@ -28,7 +28,7 @@ def warmstart_command(folder: Path, recipe: str, seed: int | None, num_demos: in
         seed=config.seed if seed is None else seed,
         num_demos=config.num_demos if num_demos is None else num_demos,
     )
-    console = Console()
+    console = make_console()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -45,7 +45,8 @@ def warmstart_command(folder: Path, recipe: str, seed: int | None, num_demos: in
 
         record = warmstart(config, folder, report)
     console.print(
-        f"{record['num_parameters']:,.0f} parameters in {record['wall_s']:.0f} s: {folder}"
+        f"{record['num_parameters']:,.0f} parameters in {record['wall_s']:.0f} s: {folder}",
+        soft_wrap=True,
     )
     console.print(
         f"measure it: agent-rl eval configs/repair_tiny.yaml policy.path={folder}", soft_wrap=True

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Protocol, Self
 
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 # metric name, heading, format
 _COLUMNS = (
@@ -22,6 +23,10 @@ _COLUMNS = (
     ("tokens_per_s", "tokens/s", "{:,.0f}"),
 )
 _TIMES = (("time_generate_s", "gen"), ("time_environment_s", "env"), ("time_train_s", "train"))
+_SPLIT = "time split"
+_MOST_ROWS, _LINES_BESIDE_ROWS = 12, 5  # two bars, heading, rule, and one for the cursor
+_COLUMN_GAP = 2
+_ETA_STEPS = 20
 
 
 class Display(Protocol):
@@ -43,15 +48,20 @@ def make_display(console: Console) -> Display:
 
 
 class Eta:
-    """Remaining seconds from the average of the steps seen by this process."""
+    """Remaining seconds from what the last steps took themselves.
+
+    Loading, evaluations and checkpoints are no part of a step, so they are no part of this.
+    """
 
     def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._steps = 0
+        self._seconds: deque[float] = deque(maxlen=_ETA_STEPS)
 
-    def update(self, step: int, num_steps: int) -> float:
-        self._steps += 1
-        return (time.monotonic() - self._started) / self._steps * (num_steps - step)
+    def update(self, step: int, num_steps: int, step_s: float) -> float:
+        self._seconds.append(step_s)
+        return sum(self._seconds) / len(self._seconds) * (num_steps - step)
+
+    def text(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> str:
+        return f"ETA {clock(self.update(step, num_steps, metrics['time_step_s']))}"
 
 
 class LineDisplay:
@@ -72,7 +82,7 @@ class LineDisplay:
     def step_done(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
         cells = [f"step {step}/{num_steps}"]
         cells += [f"{name} {_format(metrics, key, form)}" for key, name, form in _COLUMNS]
-        cells += [_times(metrics), f"ETA {clock(self._eta.update(step, num_steps))}"]
+        cells += [_times(metrics), self._eta.text(step, num_steps, metrics)]
         self._console.print("  ".join(cells), soft_wrap=True, highlight=False)
 
     def note(self, text: str) -> None:
@@ -80,47 +90,75 @@ class LineDisplay:
 
 
 class LiveDisplay:
-    """The last steps as a table, the current activity and the whole run as bars."""
+    """The whole run and the current activity as bars, and below them the last steps as a table.
 
-    def __init__(self, console: Console, num_rows: int = 12) -> None:
-        self._console, self._num_rows, self._eta = console, num_rows, Eta()
+    Laid out for the terminal as it is at the moment: on a small one fewer columns and rows are
+    shown, and no figure is cut.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._eta = console, Eta()
         self._rows: list[tuple[int, dict[str, float]]] = []
-        columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn())
-        self._bars = Progress(*columns, TimeElapsedColumn(), TextColumn("{task.fields[eta]}"))
+        self._bars = Progress(
+            TextColumn("{task.description:<20}", markup=False),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[eta]:<11}", markup=False),
+            expand=True,
+        )
         self._run = self._bars.add_task("run", total=None, eta="")
         self._now = self._bars.add_task("starting", total=None, eta="")
-        self._live = Live(self._render(), console=console, refresh_per_second=4)
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
 
     def __enter__(self) -> Self:
         self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._live.update(self._render())
         self._live.stop()
 
     def activity(self, what: str, done: int, total: int) -> None:
         self._bars.update(self._now, description=what, completed=done, total=total)
 
     def step_done(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
-        self._rows = [*self._rows, (step, dict(metrics))][-self._num_rows :]
-        eta = f"ETA {clock(self._eta.update(step, num_steps))}"
+        self._rows = [*self._rows, (step, dict(metrics))][-_MOST_ROWS:]
+        eta = self._eta.text(step, num_steps, metrics)
         self._bars.update(self._run, completed=step, total=num_steps, eta=eta)
-        self._live.update(self._render())
+        self._live.refresh()
 
     def note(self, text: str) -> None:
-        self._console.print(text, highlight=False)
+        self._console.print(text, soft_wrap=True, highlight=False)
 
     def _render(self) -> Group:
-        table = Table(expand=True, pad_edge=False)
-        table.add_column("step", justify="right")
-        for _, name, _ in _COLUMNS:
-            table.add_column(name, justify="right")
-        table.add_column("time split", justify="right")
-        for step, metrics in self._rows:
-            cells = [_format(metrics, key, form) for key, _, form in _COLUMNS]
-            table.add_row(str(step), *cells, _times(metrics))
-        return Group(table, self._bars)
+        width, height = self._console.size
+        rows = self._rows[-max(1, height - _LINES_BESIDE_ROWS) :]
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        columns = _columns_that_fit(rows, width)
+        for heading in columns:
+            table.add_column(heading, justify="right", no_wrap=True)
+        for cells in zip(*columns.values(), strict=True):
+            table.add_row(*cells)
+        return Group(self._bars, table) if rows else Group(self._bars)
+
+
+def _columns_that_fit(
+    rows: Sequence[tuple[int, Mapping[str, float]]], width: int
+) -> dict[str, list[str]]:
+    """Heading -> cells, at most ``width`` wide: a narrow terminal goes without the least useful."""
+    columns = {"step": [str(step) for step, _ in rows]}
+    for key, heading, form in (*_COLUMNS, ("time_step_s", "s/step", "{:.1f}")):
+        columns[heading] = [_format(metrics, key, form) for _, metrics in rows]
+    columns[_SPLIT] = [_shares(metrics) for _, metrics in rows]
+    # Rewards of 0 and 1 have the resolve rate as their mean.
+    same = all(metrics.get("reward_mean") == metrics.get("resolve_rate") for _, metrics in rows)
+    dispensable = [_SPLIT, *(["resolved"] if same else []), "tokens/s", "resolved", "s/step"]
+    for heading in dispensable:
+        wanted = [max(map(len, (name, *cells))) for name, cells in columns.items()]
+        if sum(wanted) + _COLUMN_GAP * (len(wanted) - 1) <= width:
+            break
+        columns.pop(heading, None)
+    return columns
 
 
 def clock(seconds: float) -> str:
@@ -135,8 +173,11 @@ def _format(metrics: Mapping[str, float], key: str, form: str) -> str:
 
 
 def _times(metrics: Mapping[str, float]) -> str:
+    return f"{metrics['time_step_s']:.1f}s: {_shares(metrics)}"
+
+
+def _shares(metrics: Mapping[str, float]) -> str:
     total = sum(metrics.get(key, 0.0) for key, _ in _TIMES)
     if total <= 0:
         return "-"
-    parts = [f"{name} {metrics.get(key, 0.0) / total:.0%}" for key, name in _TIMES]
-    return f"{total:.1f}s: " + " ".join(parts)
+    return " ".join(f"{name} {metrics.get(key, 0.0) / total:.0%}" for key, name in _TIMES)
