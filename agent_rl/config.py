@@ -10,7 +10,7 @@ from typing import Literal
 class PolicyConfig:
     """Where the starting weights are: a Hugging Face folder, or ``builtin:tiny_moe``."""
 
-    path: str = "builtin:tiny_moe"
+    path: str = "builtin:tiny_moe"  # a folder, hf:OWNER/NAME of the local cache, or builtin:NAME
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,15 @@ class TasksConfig:
     when there are more than wanted.
     """
 
-    kind: Literal["repair", "r2e_gym", "swebench"] = "repair"
-    seed: int = 1
-    num_train: int = 6000  # of rows: at most so many
-    num_heldout: int = 384  # likewise
+    kind: Literal["repair", "r2e_gym", "swebench"] = "repair"  # generated, or the form of the rows
+    seed: int = 1  # of what is generated, or of which rows are taken when there are more
+    num_train: int = 6000  # tasks to train on; of rows: at most so many
+    num_heldout: int = 384  # held-out tasks; of rows: at most so many
     heldout_split: Literal["heldout", "confirm"] = "heldout"  # confirm: never used for tuning
     bugs: Literal["token", "syntax"] = "token"  # of repair: one token of a line, or of any kind
     # The rest is for rows only.
     rows: str = ""  # a .json, .jsonl or .parquet file, or the name of a Hugging Face data set
-    rows_split: str = "train"  # of a data set
+    rows_split: str = "train"  # which split of a data set
     heldout_fraction: float = 0.1  # of all rows; as many again are kept for ``confirm``
 
 
@@ -41,15 +41,16 @@ class SandboxConfig:
     Tasks with images need ``docker``; their limits are those of ``images``.
     """
 
+    # what isolates; process isolates nothing, docker is for tasks with images
     kind: Literal["auto", "bubblewrap", "unshare", "process", "docker"] = "auto"
-    allow_unsafe: bool = False
+    allow_unsafe: bool = False  # without it kind=process is refused
     num_workers: int = 4  # sandboxes running at one time
-    timeout_s: float = 10.0
-    memory_bytes: int = 256 << 20
-    max_processes: int = 32
-    max_file_bytes: int = 16 << 20
-    cpu_s: int = 10
-    output_cap_bytes: int = 64 << 10
+    timeout_s: float = 10.0  # of one run of code or tests, wall clock
+    memory_bytes: int = 256 << 20  # address space of one process
+    max_processes: int = 32  # of one sandbox
+    max_file_bytes: int = 16 << 20  # of one file that is written
+    cpu_s: int = 10  # CPU time of one process
+    output_cap_bytes: int = 64 << 10  # what is kept of the output of one run
     share_identical_runs: bool = True  # the same code under the same tests runs once a step
 
 
@@ -64,15 +65,15 @@ class ImagesConfig:
     max_starting: int = 4  # being made at a time: daemons fall over under more
     disk_floor_bytes: int = 5 << 30  # free on the daemon's disk, below it nothing new starts
     allow_emulation: bool = False  # images of another architecture, about 27 times slower
-    memory_bytes: int = 4 << 30  # of one container, swap included; so are the next six
-    cpus: float = 2.0
-    max_processes: int = 512
-    disk_bytes: int = 8 << 30
-    max_file_bytes: int = 4 << 30
-    shm_bytes: int = 64 << 20
-    user: str = ""  # "name" or "uid:gid"; empty is the image's own
-    network: str = "none"  # or the name of a network made for sandboxes
-    runtime: str = ""  # for example "runsc"
+    memory_bytes: int = 4 << 30  # of one container, swap included
+    cpus: float = 2.0  # of one container
+    max_processes: int = 512  # of one container
+    disk_bytes: int = 8 << 30  # that one container may write
+    max_file_bytes: int = 4 << 30  # of one file in a container
+    shm_bytes: int = 64 << 20  # /dev/shm of one container
+    user: str = ""  # in the container: "name" or "uid:gid"; empty is the image's own
+    network: str = "none"  # of a container, or the name of a network made for sandboxes
+    runtime: str = ""  # of containers, for example "runsc"; empty is the daemon's own
     command_timeout_s: float = 90.0  # of one command of the agent
     output_cap_bytes: int = 256 << 10  # of one command
     max_chars: int = 16_000  # of one reply, before agent.max_observation_tokens
@@ -85,18 +86,20 @@ class ImagesConfig:
 class AgentConfig:
     """Limits of one trajectory and how it is rendered into tokens."""
 
+    # compact: the shipped policies' own words; chat_template: what the model's tokenizer ships
     renderer: Literal["compact", "chat_template"] = "compact"
-    max_turns: int = 6
+    max_turns: int = 6  # of one trajectory
     max_tokens: int = 224  # whole trajectory, prompt included
     max_new_tokens: int = 24  # one turn
-    max_observation_tokens: int = 64
+    max_observation_tokens: int = 64  # of one reply of the environment; what is longer is cut
     max_malformed: int = 3  # malformed actions before the episode ends as truncated
     train_malformed: bool = True  # whether sampled tokens of malformed actions stay in the loss
     # The rest is for renderer chat_template.
+    # how an action is written
     action_format: Literal["r2e_xml", "hermes_json", "bash_block"] = "r2e_xml"
     tools: Literal["r2e", "shell"] = "r2e"  # of tasks with images; bash_block needs shell
     prompts: str = "swe"  # a name that ships with envs.actions, or a file
-    observation_role: Literal["user", "tool"] = "user"
+    observation_role: Literal["user", "tool"] = "user"  # of the messages that hold replies
     on_rewrite: Literal["append", "refuse"] = "append"  # a template that changes the history
 
 
@@ -104,23 +107,24 @@ class AgentConfig:
 class EngineConfig:
     """The inference engine: embedded, or servers that are launched here or attached to."""
 
-    kind: Literal["local", "sglang", "vllm"] = "local"
-    # The simulated ones are the local engine's: bfloat16, products rounded as in fp8 or int4; the
-    # router_ one rounds only the weights that experts are chosen by (a controlled experiment).
+    kind: Literal["local", "sglang", "vllm"] = "local"  # embedded, or which server
+    # precision of weights and products. The simulated ones are the local engine's: bfloat16,
+    # products rounded as in fp8 or int4; the router_ one rounds only the weights that experts are
+    # chosen by (a controlled experiment).
     dtype: Literal[
         "float32", "bfloat16", "fp8_simulated", "int4_simulated", "router_int4_simulated"
     ] = "bfloat16"
-    capture_routing: bool = True
+    capture_routing: bool = True  # record the experts that the routers choose; replay needs it
     max_sessions: int = 256  # KV slots, or requests running on one server
-    num_threads: int = 1  # the other core runs the sandboxes
+    num_threads: int = 1  # of the embedded engine
     # The rest is for sglang and vllm only.
     urls: tuple[str, ...] = ()  # servers to attach to; empty launches num_servers here
-    num_servers: int = 1
+    num_servers: int = 1  # to launch when urls is empty
     tensor_parallel: int = 1  # of one launched server
-    device: Literal["cpu", "cuda"] = "cpu"
-    weight_transfer: Literal["tensors", "disk"] = "tensors"  # vllm: disk
+    device: Literal["cpu", "cuda"] = "cpu"  # of launched servers
+    weight_transfer: Literal["tensors", "disk"] = "tensors"  # how new weights travel; vllm: disk
     verify_weights: bool = True  # recompute a prompt's log-probs here after each update
-    start_timeout_s: float = 900.0
+    start_timeout_s: float = 900.0  # for a launched server to answer
     extra_args: tuple[str, ...] = ()  # for the server's command line
 
 
@@ -128,8 +132,8 @@ class EngineConfig:
 class SamplingConfig:
     """The sampling distribution. Top-p and top-k below full are refused for training."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float = 1.0  # of rollouts; the trainer scores at the same
+    top_p: float = 1.0  # 1 is off
     top_k: int = 0  # 0 is off
 
 
@@ -142,10 +146,11 @@ class RoutingConfig:
     missing; ``mixed`` is ``r3`` with the live router where a row is missing.
     """
 
-    replay: Literal["off", "r2", "r3", "mixed"] = "r3"
+    replay: Literal["off", "r2", "r3", "mixed"] = "r3"  # what the trainer's routers use, see above
+    # which rows win when the same tokens bring others: first are those of the sampled log-probs
     conflict_policy: Literal["first", "latest"] = "first"
     max_missing_fraction: float = 0.05  # mixed: stop above this share of trained tokens
-    budget_bytes: int = 1 << 30
+    budget_bytes: int = 1 << 30  # that the cache may hold
     max_staleness: int = 0  # weight versions a row may be behind the trainer
 
 
@@ -153,21 +158,22 @@ class RoutingConfig:
 class AlgorithmConfig:
     """What is optimised. ``null`` takes the value that ``loss`` has in ``agent_rl.algorithms``."""
 
-    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sft"] = "grpo"
+    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sft"] = "grpo"  # docs/trainer.md
     advantage: Literal["grpo", "dr_grpo"] | None = None  # dr_grpo: not divided by the std
-    group_size: int = 8
-    groups_per_step: int = 32
-    num_mini_steps: int = 2
+    group_size: int = 8  # trajectories of one task in a step
+    groups_per_step: int = 32  # tasks in a step
+    num_mini_steps: int = 2  # optimizer steps from one rollout
     clip_low: float | None = None  # the ratio is held above 1 - clip_low
-    clip_high: float | None = None  # and below 1 + clip_high
+    clip_high: float | None = None  # the ratio is held below 1 + clip_high
+    # what a token's term is divided by: all tokens, those of its sequence, or a constant
     loss_reduction: Literal["token", "sequence", "constant"] | None = None
     overlong_fraction: float | None = None  # last part of agent.max_tokens, where length costs
     dynamic_sampling_rounds: int | None = None  # further rollouts to replace groups without signal
     correction: Literal["none", "tis", "icepop", "mis"] = "none"  # of rollout against old policy
-    correction_low: float | None = None  # bounds of p_old / p_rollout
-    correction_high: float | None = None
+    correction_low: float | None = None  # lower bound of p_old / p_rollout
+    correction_high: float | None = None  # upper bound of p_old / p_rollout
     kl_weight: float = 0.0  # k3 KL to the starting weights, which then stay in memory
-    entropy_weight: float = 0.0
+    entropy_weight: float = 0.0  # above 0 rewards entropy
     router_consistency_weight: float = 0.0  # 0.5 to 1.0 pulls the live router to recorded rows
 
 
@@ -175,26 +181,27 @@ class AlgorithmConfig:
 class RolloutConfig:
     """What to do when group members fail."""
 
-    max_retries: int = 2
+    max_retries: int = 2  # of one member that failed
     retry_wait_s: float = 1.0  # before the first retry; doubled before each further one
-    retry_wait_max_s: float = 60.0
-    min_valid_members: int = 2
+    retry_wait_max_s: float = 60.0  # the longest wait before a retry
+    min_valid_members: int = 2  # a group with fewer teaches nothing
     max_failure_fraction: float = 0.25  # of a step's trajectories; above it the run stops
-    concurrency: int = 256
+    concurrency: int = 256  # trajectories in flight at a time
 
 
 @dataclass(frozen=True)
 class OptimConfig:
     """AdamW and the learning-rate schedule."""
 
-    lr: float = 7e-4
-    min_lr: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    clip_grad: float = 1.0
-    warmup_steps: int = 0
+    lr: float = 7e-4  # peak learning rate
+    min_lr: float = 0.0  # where decay ends
+    beta1: float = 0.9  # of AdamW's mean of gradients
+    beta2: float = 0.95  # of AdamW's mean of squared gradients
+    eps: float = 1e-8  # AdamW's term against division by 0
+    weight_decay: float = 0.0  # AdamW's
+    clip_grad: float = 1.0  # largest norm of the gradient
+    warmup_steps: int = 0  # over which the rate rises from 0; optimizer steps
+    # of the rate, after warm-up, until the last step
     decay: Literal["constant", "linear", "cosine"] = "constant"
 
 
@@ -202,20 +209,22 @@ class OptimConfig:
 class TrainerConfig:
     """Megatron-core: precision, layout and micro-batching."""
 
-    kind: Literal["megatron"] = "megatron"
+    kind: Literal["megatron"] = "megatron"  # there is one
+    # of weights and products; AdamW keeps float32 masters of them
     dtype: Literal["float32", "bfloat16"] = "float32"
     # auto: Transformer Engine's layers where package and CUDA device are there, else portable ones
     layer_spec: Literal["auto", "portable", "transformer_engine"] = "auto"
     micro_batch_tokens: int = 4096  # padded tokens of one forward
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    context_parallel: int = 1
-    expert_parallel: int = 1
+    tensor_parallel: int = 1  # processes that share each matrix
+    pipeline_parallel: int = 1  # stages that share the layers
+    context_parallel: int = 1  # processes that share each sequence
+    expert_parallel: int = 1  # processes that share each layer's experts
     sequence_parallel: bool = False  # on with tensor_parallel: MoE layers do not train without it
     virtual_pipeline: int = 1  # model chunks a pipeline stage; above 1 interleaves their schedule
     token_dispatcher: Literal["alltoall", "allgather"] = "alltoall"  # how tokens reach experts
     packed: bool = False  # sequences one behind the other (thd) in place of padded side by side
     distributed_optimizer: bool = False  # optimizer state split over the data-parallel ranks
+    # which activations are made again in the backward pass, to save memory
     recompute: Literal["none", "selective", "full"] = "none"
     num_threads: int = 1  # on CPU; more pay off only for larger models on an idle machine
     # Who runs the trainer's processes. auto: the driver where one is enough, else local.
@@ -229,11 +238,11 @@ class TrainerConfig:
 class TrainConfig:
     """Length of the run and what it leaves behind."""
 
-    steps: int = 100
-    max_wall_s: float = 0.0  # 0 is no limit
-    save_every: int = 10
-    keep_last: int = 2
-    eval_every: int = 0  # 0: only before and after
+    steps: int = 100  # of reinforcement learning
+    max_wall_s: float = 0.0  # end after the step that passes it; 0 is no limit
+    save_every: int = 10  # steps between checkpoints
+    keep_last: int = 2  # checkpoints that stay
+    eval_every: int = 0  # steps between evaluations on the held-out tasks; 0: only before and after
     mismatch_every: int = 1  # steps between measurements with, without replay and against itself
     mismatch_samples: int = 16  # of a step, for these measurements
     stop_on_alarm: bool = False  # end the run when F(2) reaches 0.1
@@ -243,9 +252,9 @@ class TrainConfig:
 class EvalConfig:
     """Evaluation on held-out tasks."""
 
-    num_tasks: int = 384
-    samples_per_task: int = 1
-    temperature: float = 1.0
+    num_tasks: int = 384  # held-out tasks, at most
+    samples_per_task: int = 1  # trajectories of each
+    temperature: float = 1.0  # of the sampling; 0 takes the likeliest token
 
 
 @dataclass(frozen=True)
@@ -257,9 +266,9 @@ class RunConfig:
         50
     """
 
-    name: str = "run"
-    seed: int = 0
-    run_root: str = "runs"
+    name: str = "run"  # the run's folder is run_root/name
+    seed: int = 0  # of rollouts, of the order of tasks, and of the trainer
+    run_root: str = "runs"  # where run folders go
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     tasks: TasksConfig = field(default_factory=TasksConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)

@@ -14,7 +14,7 @@ version samples a whole step.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,6 +48,9 @@ class LoopParts:
     engine: Generator
     trainer: Trainer
     routing: RoutingCache
+    evaluate: Callable[[], Awaitable[dict[str, float]]] | None = (
+        None  # every train.eval_every steps
+    )
 
 
 async def train_steps(parts: LoopParts, observer: StepObserver, *, first_step: int) -> None:
@@ -69,6 +72,8 @@ async def train_steps(parts: LoopParts, observer: StepObserver, *, first_step: i
             parts.routing.retire(before=version - parts.config.routing.max_staleness)
 
         metrics |= time_split(groups, collected - started, time.monotonic() - collected)
+        if parts.evaluate is not None and is_due(step, parts.config.train.eval_every):
+            metrics |= await parts.evaluate()
         stop = observer.step_done(step, groups, metrics)
         for trajectory in (t for group in groups for t in group.trajectories):
             if trajectory.routed_experts is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import orjson
@@ -42,7 +42,8 @@ async def run_training(config: RunConfig, folder: RunFolder, display: Display) -
         with MetricsSink(folder.metrics_file, folder.tensorboard) as sink:
             run.sink = sink
             try:
-                await train_steps(parts.loop, run, first_step=first_step)
+                loop = replace(parts.loop, evaluate=run.heldout_metrics)
+                await train_steps(loop, run, first_step=first_step)
             except asyncio.CancelledError:
                 run.save_if_consistent()
                 raise
@@ -123,6 +124,15 @@ class _TrainingRun:
         write_aside(file, orjson.dumps(asdict(result), option=orjson.OPT_INDENT_2) + b"\n")
         self._display.note(f"held-out resolve rate {name}: {result.resolve_rate:.3f}")
         return result
+
+    async def heldout_metrics(self) -> dict[str, float]:
+        """Metrics of an evaluation between steps, with the weights that the engine has now."""
+        result = await evaluate(
+            self._parts.rollout,
+            self._parts.heldout,
+            on_progress=lambda n, m: self._display.activity("evaluating", n, m),
+        )
+        return {"heldout_resolve_rate": result.resolve_rate}
 
     def finish(self, before: Evaluation, after: Evaluation) -> Summary:
         metrics = read_metrics(self._folder.metrics_file)

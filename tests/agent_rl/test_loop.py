@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -100,6 +101,18 @@ def test_mismatch_without_replay_is_measured_when_due() -> None:
     assert seen.rows[2]["f_1_1_no_replay"] == 1.0
     assert seen.rows[2]["kl_k3_self"] == 0.0
     assert "kl_k3_replay" not in seen.rows[2]  # these samples have no rows
+
+
+def test_heldout_tasks_are_measured_when_due_with_the_new_weights() -> None:
+    parts, seen = _parts([SIGNAL, SIGNAL], steps=2), Recorder()
+
+    async def evaluate() -> dict[str, float]:
+        return {"heldout_resolve_rate": parts.engine.weight_version / 10}
+
+    due = replace(parts.config, train=replace(parts.config.train, eval_every=2))
+    asyncio.run(train_steps(replace(parts, config=due, evaluate=evaluate), seen, first_step=1))
+    assert "heldout_resolve_rate" not in seen.rows[1]
+    assert seen.rows[2]["heldout_resolve_rate"] == 0.2
 
 
 @pytest.mark.parametrize(("step", "every", "due"), [(4, 2, True), (3, 2, False), (4, 0, False)])
