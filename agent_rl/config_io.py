@@ -163,6 +163,8 @@ def _load_yaml(text: str) -> Any:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        raise ConfigError([_folder_instead(path)])
     if not path.is_file():
         raise ConfigError([f"{path}: no such file (expected a YAML config)"])
     try:
@@ -174,6 +176,16 @@ def _read_file(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError([f"{path}: got {type(tree).__name__}, expected a mapping of sections"])
     return typing.cast(dict[str, Any], tree)
+
+
+def _folder_instead(path: Path) -> str:
+    if not (path / "config.yaml").is_file():
+        return f"{path}: got a folder, expected a YAML config"
+    return (
+        f"{path}: got the folder of a run, expected a YAML config; to go on with the run: "
+        f"agent-rl train --resume {path}; to start another like it: "
+        f"agent-rl train {path / 'config.yaml'}"
+    )
 
 
 def _parse_override(text: str) -> tuple[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent_rl.config import RunConfig
 from agent_rl.config_io import load_config
-from agent_rl.errors import CheckpointError
+from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.policies import policy_folder
 from agent_rl.trainer.checkpoint import CheckpointStore, damage
 
@@ -27,6 +27,12 @@ def open_source(path: Path, overrides: Sequence[str], step: int | None = None) -
 
     Raises ``CheckpointError`` for a step that is absent or damaged, ``ConfigError`` otherwise.
     """
+    if not path.exists():
+        raise ConfigError(
+            [f"{path}: no such file or folder (expected a run folder or a YAML config)"]
+        )
+    if path.is_dir() and not (path / "config.yaml").is_file():
+        raise ConfigError([f"{path}: no run folder: expected config.yaml in it, or a YAML config"])
     if not path.is_dir():
         config = load_config(path, overrides)
         return PolicySource(config, policy_folder(config.policy.path), config.policy.path)

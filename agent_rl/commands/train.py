@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 from rich.console import Console
 from rich.table import Table
 
@@ -19,10 +20,13 @@ from agent_rl.interrupt import Interrupted, run_interruptible
 from agent_rl.metrics.display import clock, make_display
 from agent_rl.metrics.summary import Summary
 from agent_rl.store.run_folder import RunExistsError, RunFolder, RunFolderError, write_aside
-from agent_rl.trainer.checkpoint import NO_ROOM
+from agent_rl.terminal import make_console
+from agent_rl.trainer.checkpoint import NO_ROOM, CheckpointStore
 
 # How a run is carried out, not what it computes: another machine, another number of ranks.
 _MAY_CHANGE = re.compile(r"trainer\.(?!dtype$|kind$)\w+|train\.(save_every|keep_last|max_wall_s)")
+
+_LIVE_ALONE = "  of a few samples, live routers"  # where the engine's rows are not known
 
 
 def train_command(config_path: Path | None, overrides: Sequence[str], resume: Path | None) -> None:
@@ -30,9 +34,7 @@ def train_command(config_path: Path | None, overrides: Sequence[str], resume: Pa
 
     A resumed run has its configuration; ``overrides`` may change how it is carried out.
     """
-    from agent_rl.training import run_training
-
-    console = Console()
+    console = make_console()
     if resume is not None and config_path is not None and "=" in str(config_path):
         config_path, overrides = None, [str(config_path), *overrides]
     if (config_path is None) == (resume is None):
@@ -42,6 +44,16 @@ def train_command(config_path: Path | None, overrides: Sequence[str], resume: Pa
     else:
         assert config_path is not None
         folder, config = _new_run(load_config(config_path, overrides))
+    if (finished := finished_summary(folder, config)) is not None:
+        folder.close()
+        console.print(
+            f"{folder.path} is complete: its {finished.steps} steps are done, nothing to resume",
+            soft_wrap=True,
+        )
+        _show(console, finished, folder)
+        return
+    from agent_rl.training import run_training
+
     try:
         with _disk_full_as_error(folder.path), make_display(console) as display:
             summary = run_interruptible(run_training(config, folder, display))
@@ -73,13 +85,7 @@ def _resumed(path: Path, overrides: Sequence[str]) -> tuple[RunFolder, RunConfig
     """Open a run again; what ``overrides`` change stays changed."""
     keys = [text.partition("=")[0] for text in overrides]
     if refused := [key for key in keys if not _MAY_CHANGE.fullmatch(key)]:
-        raise ConfigError(
-            [
-                f"override: {key}: a resumed run cannot change it; expected trainer.* (not dtype), "
-                "train.save_every, train.keep_last or train.max_wall_s"
-                for key in refused
-            ]
-        )
+        raise ConfigError([_refusal(path, key) for key in refused])
     folder, config = RunFolder.open(path)
     if not overrides:
         return folder, config
@@ -90,6 +96,31 @@ def _resumed(path: Path, overrides: Sequence[str]) -> tuple[RunFolder, RunConfig
         folder.close()
         raise
     return folder, config
+
+
+def _refusal(path: Path, key: str) -> str:
+    text = (
+        f"override: {key}: a resumed run cannot change it; expected trainer.* (not dtype), "
+        "train.save_every, train.keep_last or train.max_wall_s"
+    )
+    steps = CheckpointStore(path / "checkpoints").steps()
+    if not steps:
+        return text
+    newest = path / "checkpoints" / f"step-{steps[-1]:08d}"
+    return (
+        f"{text}; to train on with another value, start a new run from its weights (the "
+        f"optimizer starts afresh): agent-rl train {path / 'config.yaml'} "
+        f"policy.path={newest} {key}=VALUE"
+    )
+
+
+def finished_summary(folder: RunFolder, config: RunConfig) -> Summary | None:
+    """The summary of a run that did all of its steps; None while something is left to do."""
+    try:
+        summary = Summary.from_json(orjson.loads(folder.summary_file.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None  # not there yet, or damaged: it is written again
+    return summary if summary.completed and summary.steps == config.train.steps else None
 
 
 def _new_run(config: RunConfig) -> tuple[RunFolder, RunConfig]:
@@ -109,7 +140,7 @@ def _show(console: Console, summary: Summary, folder: RunFolder) -> None:
     table.add_column("")
     table.add_column("value", justify="right")
     low, high = summary.resolve_rate_after_low, summary.resolve_rate_after_high
-    rows = (
+    rows = [
         ("held-out resolve rate before", f"{summary.resolve_rate_before:.3f}"),
         ("held-out resolve rate after", f"{summary.resolve_rate_after:.3f}"),
         ("  95 % interval", f"{low:.3f} to {high:.3f}"),
@@ -117,10 +148,10 @@ def _show(console: Console, summary: Summary, folder: RunFolder) -> None:
         ("training time", clock(summary.train_wall_s)),
         ("trained tokens replayed", f"{summary.replayed_fraction:.2%}"),
         ("mean k3 KL(rollout ‖ old policy)", f"{summary.kl_mean:.2e}"),
-        ("  with live routers (some samples)", f"{summary.kl_no_replay_mean:.2e}"),
+        *_replay_rows(summary),
         ("largest F(2)", f"{summary.f2_max:.2e}"),
         ("steps with an alarm", str(summary.num_alarms)),
-    )
+    ]
     for name, value in rows:
         table.add_row(name, value)
     console.print(table)
@@ -128,3 +159,13 @@ def _show(console: Console, summary: Summary, folder: RunFolder) -> None:
     console.print(f"summary:     {folder.summary_file}", soft_wrap=True)
     console.print(f"policy:      {folder.checkpoints} (newest)", soft_wrap=True)
     console.print(f"read an episode: agent-rl rollout {folder.path} --task 0", soft_wrap=True)
+
+
+def _replay_rows(summary: Summary) -> list[tuple[str, str]]:
+    """What replay is worth, on the same samples; nothing where the run did not measure it."""
+    live = "  of the same samples, live routers" if summary.kl_replay_mean > 0 else _LIVE_ALONE
+    rows = (
+        ("  of a few samples, replayed", summary.kl_replay_mean),
+        (live, summary.kl_no_replay_mean),
+    )
+    return [(name, f"{value:.2e}") for name, value in rows if value > 0]

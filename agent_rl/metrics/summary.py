@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from rich.table import Table
@@ -44,11 +44,18 @@ class Summary:
     kl_mean: float
     f2_max: float
     completed: bool
-    kl_no_replay_mean: float = 0.0  # over the steps that measured it, with live routers
+    # Over the steps that measured it, on the same few samples; 0 where it was not measured.
+    kl_replay_mean: float = 0.0  # the trainer with the recorded rows
+    kl_no_replay_mean: float = 0.0  # with live routers
     num_alarms: int = 0  # steps whose F(2) was at 0.05 or above
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, tree: Mapping[str, Any]) -> Summary:
+        """What ``to_json`` gave. Raises ``TypeError`` when a field without default is absent."""
+        return cls(**{field.name: tree[field.name] for field in fields(cls) if field.name in tree})
 
 
 def summarize(
@@ -63,13 +70,16 @@ def summarize(
     """Put a run's metrics and its two evaluations together.
 
     ``replayed_fraction`` is over all fed tokens, ``kl_mean`` the mean of the steps' k3
-    estimates, ``f2_max`` the largest F(2) of any step.
+    estimates over all trained tokens, ``f2_max`` the largest F(2) of any step.
+    ``kl_replay_mean`` and ``kl_no_replay_mean`` compare the same tokens: those of the steps that
+    measured both, or without rows those of the steps that measured the second.
     """
     trained = [row for row in metrics if row.get("num_tokens", 0) > 0]
     num_fed = sum(row["num_fed_tokens"] for row in trained)
     replayed = sum(row["replayed_fraction"] * row["num_fed_tokens"] for row in trained)
     kls = [row["kl_k3_rollout_old"] for row in trained]
-    live = [row["kl_k3_no_replay"] for row in trained if "kl_k3_no_replay" in row]
+    probed = [row for row in trained if "kl_k3_no_replay" in row]
+    paired = [row for row in probed if "kl_k3_replay" in row]
     low, high = after.interval
     return Summary(
         name=name,
@@ -82,12 +92,17 @@ def summarize(
         num_heldout=after.num_trajectories,
         train_wall_s=sum(row["time_step_s"] for row in metrics),
         replayed_fraction=replayed / num_fed if num_fed else 0.0,
-        kl_mean=sum(kls) / len(kls) if kls else 0.0,
+        kl_mean=_mean(kls),
         f2_max=max((row["f_2"] for row in trained), default=0.0),
         completed=completed,
-        kl_no_replay_mean=sum(live) / len(live) if live else 0.0,
+        kl_replay_mean=_mean([row["kl_k3_replay"] for row in paired]),
+        kl_no_replay_mean=_mean([row["kl_k3_no_replay"] for row in paired or probed]),
         num_alarms=sum(row.get("alarm_f2", 0.0) >= 1 for row in trained),
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def evaluation_table(title: str, columns: Mapping[str, Evaluation]) -> Table:

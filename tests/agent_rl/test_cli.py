@@ -82,9 +82,10 @@ def test_resuming_something_else_is_exit_1(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["eval", "rollout"])
 def test_a_missing_source_is_exit_2(command: str) -> None:
-    result = _run(command, "nowhere.yaml")
+    result = _run(command, "a[red]b")
     assert result.returncode == 2
-    assert "no such file" in result.stderr
+    expected = "error: a[red]b: no such file or folder (expected a run folder or a YAML config)\n"
+    assert result.stderr == expected
 
 
 def test_a_task_number_out_of_range_is_exit_2() -> None:

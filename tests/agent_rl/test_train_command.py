@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agent_rl.commands.train import _disk_full_as_error, _resumed
+from agent_rl.commands.train import (
+    _disk_full_as_error,
+    _replay_rows,
+    _resumed,
+    finished_summary,
+    train_command,
+)
 from agent_rl.config import RunConfig, TrainConfig, TrainerConfig
-from agent_rl.config_io import load_resolved
+from agent_rl.config_io import load_config, load_resolved
 from agent_rl.errors import ConfigError
 from agent_rl.metrics.sink import MetricsSink
+from agent_rl.metrics.summary import Evaluation, Summary, summarize
+from agent_rl.policies import policy_folder
 from agent_rl.store.run_folder import RunFolder, RunFolderError
 
 
@@ -69,3 +79,75 @@ def test_a_full_disk_is_one_line_that_says_how_to_go_on(tmp_path: Path) -> None:
         sink.log(1, {"loss": 1.0})
     with pytest.raises(PermissionError), _disk_full_as_error(tmp_path):
         raise PermissionError(13, "not this one")
+
+
+def finished(run: Path, *, steps: int, completed: bool = True) -> Summary:
+    """Leave a summary in ``run`` as its end would."""
+    rows = [{"step": step, "time_step_s": 60.0} for step in range(1, steps + 1)]
+    before, after = (Evaluation(rate, 8, 0, {}, 2.0) for rate in (0.25, 0.75))
+    summary = summarize("r", 0, rows, before, after, completed=completed)
+    folder, _ = RunFolder.open(run)
+    folder.write_summary(summary.to_json())
+    folder.close()
+    return summary
+
+
+def test_resuming_a_finished_run_shows_its_result_and_does_nothing(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is no checkpoint and no policy in this folder: a run that started would train anew."""
+    finished(run, steps=TrainConfig().steps)
+    kept = {file: file.read_bytes() for file in run.iterdir()}
+    train_command(None, [], run)
+    out = capsys.readouterr().out.replace("\n", "")
+    assert f"{run} is complete: its {TrainConfig().steps} steps are done" in out
+    assert "0.750" in out
+    assert {file: file.read_bytes() for file in run.iterdir()} == kept
+    folder, _ = RunFolder.open(run)  # it was released
+    folder.close()
+
+
+def test_a_run_with_something_left_to_do_is_not_finished(run: Path) -> None:
+    folder, config = RunFolder.open(run)
+    assert finished_summary(folder, config) is None  # it has not ended yet
+    folder.summary_file.write_text("{")
+    assert finished_summary(folder, config) is None
+    folder.close()
+    finished(run, steps=config.train.steps, completed=False)
+    assert finished_summary(folder, config) is None  # a time limit ended it
+    finished(run, steps=config.train.steps - 1)
+    assert finished_summary(folder, config) is None
+    expected = finished(run, steps=config.train.steps)
+    assert finished_summary(folder, config) == expected
+
+
+def test_a_refused_extension_names_the_run_that_would_do_it(run: Path) -> None:
+    for step in (9, 10):
+        shutil.copytree(policy_folder("builtin:tiny_moe"), run / "checkpoints" / f"step-{step:08d}")
+    with pytest.raises(ConfigError) as refused:
+        _resumed(run, ["train.steps=20"])
+    (problem,) = refused.value.problems
+    newest = run / "checkpoints" / "step-00000010"
+    command = f"agent-rl train {run / 'config.yaml'} policy.path={newest} train.steps=VALUE"
+    assert problem.endswith(command)
+    overrides = command.replace("VALUE", "20").split()[3:]
+    config = load_config(run / "config.yaml", overrides)  # it can be started
+    assert (config.policy.path, config.train.steps) == (str(newest), 20)
+
+
+def test_the_folder_of_a_run_is_no_configuration_and_the_error_says_what_to_do(run: Path) -> None:
+    with pytest.raises(ConfigError, match=f"agent-rl train --resume {run}; to start another"):
+        train_command(run, [], None)
+    (run / "config.yaml").unlink()
+    with pytest.raises(ConfigError, match=r"got a folder, expected a YAML config$"):
+        train_command(run, [], None)
+
+
+def test_the_end_of_a_run_compares_replay_on_the_same_samples(run: Path) -> None:
+    summary = replace(finished(run, steps=1), kl_mean=9e-5)
+    assert _replay_rows(summary) == []
+    paired = replace(summary, kl_replay_mean=1e-5, kl_no_replay_mean=4e-4)
+    assert [value for _, value in _replay_rows(paired)] == ["1.00e-05", "4.00e-04"]
+    assert "same samples" in _replay_rows(paired)[1][0]
+    alone = replace(summary, kl_no_replay_mean=4e-4)
+    assert [name.strip() for name, _ in _replay_rows(alone)] == ["of a few samples, live routers"]

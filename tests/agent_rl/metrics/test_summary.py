@@ -3,7 +3,7 @@
 import pytest
 
 from agent_rl.metrics.intervals import wilson
-from agent_rl.metrics.summary import Evaluation, summarize
+from agent_rl.metrics.summary import Evaluation, Summary, summarize
 
 
 def _evaluation(rate: float, total: int) -> Evaluation:
@@ -59,3 +59,28 @@ def test_alarms_and_what_replay_is_worth_are_summed_up() -> None:
     summary = summarize("a", 0, metrics, _evaluation(0, 5), _evaluation(1, 5), completed=True)
     assert summary.num_alarms == 2
     assert summary.kl_no_replay_mean == pytest.approx(2e-4)
+    assert summary.kl_replay_mean == 0.0  # never measured
+
+
+def test_replay_is_compared_with_live_routers_on_the_same_tokens() -> None:
+    """The k3 of all trained tokens is another figure: a probe sees a few samples of some steps."""
+    metrics = [_step(step, 100, 1.0, 7e-5, 0.0) for step in range(4)]
+    metrics[1] |= {"kl_k3_replay": 1e-5, "kl_k3_no_replay": 1e-4}
+    metrics[2] |= {"kl_k3_no_replay": 9e-4}  # its samples had no rows
+    metrics[3] |= {"kl_k3_replay": 3e-5, "kl_k3_no_replay": 3e-4}
+    summary = summarize("a", 0, metrics, _evaluation(0, 5), _evaluation(1, 5), completed=True)
+    assert summary.kl_replay_mean == pytest.approx(2e-5)
+    assert summary.kl_no_replay_mean == pytest.approx(2e-4)
+    assert summary.kl_mean == pytest.approx(7e-5)
+
+
+def test_a_summary_is_read_back_also_one_without_the_newer_fields() -> None:
+    metrics = [_step(1, 100, 1.0, 2e-5, 0.0)]
+    summary = summarize("a", 0, metrics, _evaluation(0, 5), _evaluation(1, 5), completed=True)
+    assert Summary.from_json(summary.to_json()) == summary
+    older = summary.to_json()
+    del older["kl_replay_mean"]
+    assert Summary.from_json(older | {"dropped": 1}) == summary
+    del older["completed"]
+    with pytest.raises(TypeError):
+        Summary.from_json(older)
