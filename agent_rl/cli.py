@@ -163,6 +163,31 @@ def warmstart(
     warmstart_command(folder, recipe, seed, num_demos)
 
 
+@app.command(epilog="Examples: agent-rl config · agent-rl config routing")
+def config(
+    prefix: Annotated[str | None, typer.Argument(help="a section or a key; default: all")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="as docs/configuration.md")] = False,
+) -> None:
+    """List the keys of a configuration: type, default and meaning."""
+    from agent_rl.commands.config import config_command
+
+    config_command(prefix, markdown)
+
+
+@app.command(
+    epilog="Examples: agent-rl show runs/repair_tiny · agent-rl show runs/repair_tiny --step 100"
+)
+def show(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    out: Annotated[Path | None, typer.Option(help="folder to write to; default: RUN/pages")] = None,
+    step: Annotated[list[int] | None, typer.Option(help="may repeat; default: the newest")] = None,
+) -> None:
+    """Write pages that show the episodes of a training run, to read in a browser."""
+    from agent_rl.commands.show import show_command
+
+    show_command(run, out, step or [])
+
+
 @contextmanager
 def _errors_as_exit_codes(console: Console) -> Iterator[None]:
     """Expected failures become a message and an exit code; anything else keeps its traceback."""

@@ -60,11 +60,11 @@ class ImagesConfig:
 
     docker_url: str = ""  # a socket or host; empty is DOCKER_HOST, then Docker's own socket
     pull: bool = True  # fetch missing images before the run; false stops when one is missing
-    max_pulls: int = 4  # at a time
-    max_containers: int = 64  # alive at a time; a further start waits
-    max_starting: int = 4  # being made at a time: daemons fall over under more
-    disk_floor_bytes: int = 5 << 30  # free on the daemon's disk, below it nothing new starts
-    allow_emulation: bool = False  # images of another architecture, about 27 times slower
+    max_pulls: int = 4  # images fetched at a time
+    max_containers: int = 64  # containers alive at a time; a further start waits
+    max_starting: int = 4  # containers being made at a time: daemons fall over under more
+    disk_floor_bytes: int = 5 << 30  # free on the daemon's disk; below it nothing new starts
+    allow_emulation: bool = False  # run images of another architecture, about 27 times slower
     memory_bytes: int = 4 << 30  # of one container, swap included
     cpus: float = 2.0  # of one container
     max_processes: int = 512  # of one container
@@ -74,11 +74,11 @@ class ImagesConfig:
     user: str = ""  # in the container: "name" or "uid:gid"; empty is the image's own
     network: str = "none"  # of a container, or the name of a network made for sandboxes
     runtime: str = ""  # of containers, for example "runsc"; empty is the daemon's own
-    command_timeout_s: float = 90.0  # of one command of the agent
-    output_cap_bytes: int = 256 << 10  # of one command
+    command_timeout_s: float = 90.0  # wall clock of one command of the agent
+    output_cap_bytes: int = 256 << 10  # what is kept of the output of one command
     max_chars: int = 16_000  # of one reply, before agent.max_observation_tokens
-    num_validating: int = 2  # tasks shown solvable at a time, before the run; remembered below
-    validations: str = ""  # folder of remembered verdicts; empty is run_root/validations
+    num_validating: int = 2  # tasks shown solvable at a time, before the run
+    validations: str = ""  # folder that remembers which are; empty is run_root/validations
     max_prepared: int = 500  # images made safe for the agent that stay at the end, newest first
 
 
@@ -89,8 +89,8 @@ class AgentConfig:
     # compact: the shipped policies' own words; chat_template: what the model's tokenizer ships
     renderer: Literal["compact", "chat_template"] = "compact"
     max_turns: int = 6  # of one trajectory
-    max_tokens: int = 224  # whole trajectory, prompt included
-    max_new_tokens: int = 24  # one turn
+    max_tokens: int = 224  # of the whole trajectory, prompt included
+    max_new_tokens: int = 24  # sampled in one turn
     max_observation_tokens: int = 64  # of one reply of the environment; what is longer is cut
     max_malformed: int = 3  # malformed actions before the episode ends as truncated
     train_malformed: bool = True  # whether sampled tokens of malformed actions stay in the loss
@@ -100,7 +100,7 @@ class AgentConfig:
     tools: Literal["r2e", "shell"] = "r2e"  # of tasks with images; bash_block needs shell
     prompts: str = "swe"  # a name that ships with envs.actions, or a file
     observation_role: Literal["user", "tool"] = "user"  # of the messages that hold replies
-    on_rewrite: Literal["append", "refuse"] = "append"  # a template that changes the history
+    on_rewrite: Literal["append", "refuse"] = "append"  # when a template changes history
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class EngineConfig:
     weight_transfer: Literal["tensors", "disk"] = "tensors"  # how new weights travel; vllm: disk
     verify_weights: bool = True  # recompute a prompt's log-probs here after each update
     start_timeout_s: float = 900.0  # for a launched server to answer
-    extra_args: tuple[str, ...] = ()  # for the server's command line
+    extra_args: tuple[str, ...] = ()  # added to a launched server's command
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class RoutingConfig:
     replay: Literal["off", "r2", "r3", "mixed"] = "r3"  # what the trainer's routers use, see above
     # which rows win when the same tokens bring others: first are those of the sampled log-probs
     conflict_policy: Literal["first", "latest"] = "first"
-    max_missing_fraction: float = 0.05  # mixed: stop above this share of trained tokens
+    max_missing_fraction: float = 0.05  # mixed: stop when more of the trained tokens lack a row
     budget_bytes: int = 1 << 30  # that the cache may hold
     max_staleness: int = 0  # weight versions a row may be behind the trainer
 
@@ -158,7 +158,7 @@ class RoutingConfig:
 class AlgorithmConfig:
     """What is optimised. ``null`` takes the value that ``loss`` has in ``agent_rl.algorithms``."""
 
-    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sft"] = "grpo"  # docs/trainer.md
+    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sft"] = "grpo"  # see trainer.md
     advantage: Literal["grpo", "dr_grpo"] | None = None  # dr_grpo: not divided by the std
     group_size: int = 8  # trajectories of one task in a step
     groups_per_step: int = 32  # tasks in a step
@@ -169,7 +169,7 @@ class AlgorithmConfig:
     loss_reduction: Literal["token", "sequence", "constant"] | None = None
     overlong_fraction: float | None = None  # last part of agent.max_tokens, where length costs
     dynamic_sampling_rounds: int | None = None  # further rollouts to replace groups without signal
-    correction: Literal["none", "tis", "icepop", "mis"] = "none"  # of rollout against old policy
+    correction: Literal["none", "tis", "icepop", "mis"] = "none"  # weight by p_old / p_rollout
     correction_low: float | None = None  # lower bound of p_old / p_rollout
     correction_high: float | None = None  # upper bound of p_old / p_rollout
     kl_weight: float = 0.0  # k3 KL to the starting weights, which then stay in memory
@@ -181,12 +181,12 @@ class AlgorithmConfig:
 class RolloutConfig:
     """What to do when group members fail."""
 
-    max_retries: int = 2  # of one member that failed
+    max_retries: int = 2  # how often a failed member is tried again
     retry_wait_s: float = 1.0  # before the first retry; doubled before each further one
     retry_wait_max_s: float = 60.0  # the longest wait before a retry
     min_valid_members: int = 2  # a group with fewer teaches nothing
     max_failure_fraction: float = 0.25  # of a step's trajectories; above it the run stops
-    concurrency: int = 256  # trajectories in flight at a time
+    concurrency: int = 256  # trajectories being played at a time
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class OptimConfig:
     beta1: float = 0.9  # of AdamW's mean of gradients
     beta2: float = 0.95  # of AdamW's mean of squared gradients
     eps: float = 1e-8  # AdamW's term against division by 0
-    weight_decay: float = 0.0  # AdamW's
+    weight_decay: float = 0.0  # AdamW's, apart from the gradient
     clip_grad: float = 1.0  # largest norm of the gradient
     warmup_steps: int = 0  # over which the rate rises from 0; optimizer steps
     # of the rate, after warm-up, until the last step
@@ -209,7 +209,7 @@ class OptimConfig:
 class TrainerConfig:
     """Megatron-core: precision, layout and micro-batching."""
 
-    kind: Literal["megatron"] = "megatron"  # there is one
+    kind: Literal["megatron"] = "megatron"  # the one there is
     # of weights and products; AdamW keeps float32 masters of them
     dtype: Literal["float32", "bfloat16"] = "float32"
     # auto: Transformer Engine's layers where package and CUDA device are there, else portable ones
@@ -238,13 +238,13 @@ class TrainerConfig:
 class TrainConfig:
     """Length of the run and what it leaves behind."""
 
-    steps: int = 100  # of reinforcement learning
+    steps: int = 100  # rollout and update, this often
     max_wall_s: float = 0.0  # end after the step that passes it; 0 is no limit
     save_every: int = 10  # steps between checkpoints
     keep_last: int = 2  # checkpoints that stay
     eval_every: int = 0  # steps between evaluations on the held-out tasks; 0: only before and after
     mismatch_every: int = 1  # steps between measurements with, without replay and against itself
-    mismatch_samples: int = 16  # of a step, for these measurements
+    mismatch_samples: int = 16  # samples of a step for these measurements
     stop_on_alarm: bool = False  # end the run when F(2) reaches 0.1
 
 

@@ -19,6 +19,11 @@ class NoTrajectoriesError(AgentRLError):
     """A folder holds no trajectories to show."""
 
 
+def steps_with_trajectories(run: Path) -> list[int]:
+    """Steps of a run whose trajectories are there, ascending."""
+    return sorted(_files(run))
+
+
 def write_run_pages(
     run: Path, out: Path, *, steps: Sequence[int] = (), decode: Decode | None = None
 ) -> Path:
@@ -27,7 +32,7 @@ def write_run_pages(
     ``steps`` empty is all. ``decode`` turns prompt token ids into text. Raises
     NoTrajectoriesError.
     """
-    files = {int(f.stem.removeprefix("step-")): f for f in run.glob("trajectories/step-*.parquet")}
+    files = _files(run)
     wanted = [step for step in sorted(files) if not steps or step in steps]
     if not wanted:
         raise NoTrajectoriesError(
@@ -49,6 +54,10 @@ def write_run_pages(
     page = index_page(f"Run {run.name}", facts, [("Steps", columns, lines)], entries)
     write_aside(out / "index.html", page.encode("utf-8", "replace"))
     return out / "index.html"
+
+
+def _files(run: Path) -> dict[int, Path]:
+    return {int(f.stem.removeprefix("step-")): f for f in run.glob("trajectories/step-*.parquet")}
 
 
 def _write_episode(
