@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -58,6 +58,7 @@ def train(
     """Train a policy and evaluate it on held-out tasks before and after."""
     from agent_rl.commands.train import train_command
 
+    _refuse_evaluations("train", config)
     train_command(config, overrides or [], resume)
 
 
@@ -75,15 +76,12 @@ def evaluate(
 ) -> None:
     """Measure a checkpoint on held-out tasks, or run a benchmark such as SWE-bench."""
     from agent_rl.commands.evaluate import evaluate_command
-    from agent_rl.config_io import top_level_keys
 
-    sections = top_level_keys(source) if source.is_file() else []
-    for point in entry_points(group="agent_rl.evaluations"):
-        if point.name in sections:
-            if step is not None or json is not None:
-                raise ConfigError([f"{source}: --step and --json are for run folders only"])
-            point.load()(source, overrides)
-            return
+    if (point := _evaluation_of(source)) is not None:
+        if step is not None or json is not None:
+            raise ConfigError([f"{source}: --step and --json are for run folders only"])
+        point.load()(source, overrides)
+        return
     evaluate_command(source, overrides or [], step, json)
 
 
@@ -103,6 +101,7 @@ def rollout(
     """Play one episode and show it: issue, turns, tool output, patch, reward, routing."""
     from agent_rl.commands.rollout import rollout_command
 
+    _refuse_evaluations("rollout", source)
     rollout_command(source, overrides or [], task, seed, export)
 
 
@@ -125,6 +124,7 @@ def doctor(
     if gpu:
         gpu_doctor_command()
     else:
+        _refuse_evaluations("doctor", config)
         doctor_command(config, overrides or [])
 
 
@@ -186,6 +186,31 @@ def show(
     from agent_rl.commands.show import show_command
 
     show_command(run, out, step or [])
+
+
+def _evaluation_of(source: Path) -> EntryPoint | None:
+    """What evaluates ``source`` when it is a benchmark's configuration; None for our own.
+
+    A file with a section that only training has is ours, with a key too many.
+    """
+    from agent_rl.config_io import top_level_keys
+
+    sections = set(top_level_keys(source)) if source.is_file() else set[str]()
+    if sections & {"policy", "tasks", "train", "trainer"}:
+        return None
+    points = entry_points(group="agent_rl.evaluations")
+    return next((point for point in points if point.name in sections), None)
+
+
+def _refuse_evaluations(command: str, source: Path | None) -> None:
+    if source is not None and (point := _evaluation_of(source)) is not None:
+        raise ConfigError(
+            [
+                f"{source}: got the configuration of an evaluation (it has the section "
+                f"{point.name}), expected one of a training run: {command} cannot use it; run it "
+                f"with: agent-rl eval {source}"
+            ]
+        )
 
 
 @contextmanager

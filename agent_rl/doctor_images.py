@@ -17,6 +17,8 @@ from envs.sandbox.docker.engine import Engine
 from envs.sandbox.docker.host import free_bytes
 
 _START_DOCKER = "start Docker, or set images.docker_url or DOCKER_HOST"
+_INSTALL_DATASETS = ".venv/bin/pip install -r requirements-eval.lock, or give a file"
+_INSTALL_DOCKER = ".venv/bin/pip install -r requirements.lock"
 _MAX_NAMED = 3
 
 
@@ -45,7 +47,7 @@ def _rows(config: RunConfig) -> tuple[list[ImageTask], Check]:
     if not is_file:
         if importlib.util.find_spec("datasets") is None:
             detail = f"{source} is no file, and the datasets package is not installed"
-            return [], Check("rows", "missing", detail, "pip install datasets, or give a file")
+            return [], Check("rows", "missing", detail, _INSTALL_DATASETS)
         detail = f"{source}: a data set, fetched when the run starts"
         return [], Check("rows", "warning", detail, "give a file to have its rows checked here")
     try:
@@ -62,7 +64,7 @@ def _rows(config: RunConfig) -> tuple[list[ImageTask], Check]:
 def _connect(config: RunConfig) -> tuple[Engine | None, Check]:
     if importlib.util.find_spec("docker") is None:
         detail = "the docker package is not installed"
-        return None, Check("Docker daemon", "missing", detail, "pip install 'agent-rl[docker]'")
+        return None, Check("Docker daemon", "missing", detail, _INSTALL_DOCKER)
     from envs.sandbox.docker.docker_py import DockerPyEngine
 
     try:

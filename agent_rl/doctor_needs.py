@@ -23,6 +23,8 @@ from agent_rl.trainer.shape import ModelShape
 from agent_rl.trainer.workers.world import launcher, num_processes
 
 _CONNECT_TIMEOUT_S = 3.0
+_INSTALL_RAY = ".venv/bin/pip install -r requirements-cluster.lock"
+_INSTALL_TE = ".venv/bin/pip install --no-build-isolation 'transformer-engine[pytorch]'"
 _CHECK_SHARE = 0.9  # of a device's memory may be planned with
 
 
@@ -68,7 +70,7 @@ def check_ports(config: RunConfig) -> Iterator[Check]:
     else:
         yield Check("ports", "ok", "the loopback device takes listeners")
     if config.trainer.launcher == "ray" and importlib.util.find_spec("ray") is None:
-        yield Check("Ray", "missing", "not installed", "pip install 'agent-rl[cluster]'")
+        yield Check("Ray", "missing", "not installed", _INSTALL_RAY)
         return
     host, _, port = config.trainer.ray_address.partition(":")
     if port:
@@ -114,7 +116,7 @@ def _trainer(config: RunConfig, need: Budget) -> Iterator[Check]:
         yield Check("trainer memory", "ok", f"{detail}; {fitting} GPUs have that")
         if importlib.util.find_spec("transformer_engine") is None:
             detail = "not installed: Megatron falls back to torch's AdamW and unfused kernels"
-            advice = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
+            advice = _INSTALL_TE
             yield Check("transformer-engine", "warning", detail, advice)
         return
     memory = _memory_bytes()
@@ -129,7 +131,7 @@ def _trainer(config: RunConfig, need: Budget) -> Iterator[Check]:
         "trainer.num_processes, expert_parallel or context_parallel",
     )
     if importlib.util.find_spec("transformer_engine") is None:
-        advice = "beside the GPUs: pip install --no-build-isolation 'transformer-engine[pytorch]'"
+        advice = f"beside the GPUs: {_INSTALL_TE}"
         yield Check("transformer-engine", "warning", "not installed", advice)
 
 

@@ -214,7 +214,8 @@ def check_harness(options: HarnessOptions) -> str:
     if done.returncode != 0:
         raise HarnessError(
             f"the harness is not installed for {argv[0]}: got={done.stderr.strip()[-300:]!r}"
-            " expected swebench; install it with: pip install 'agent-rl[eval]'"
+            " expected swebench; install it with: .venv/bin/pip install -r"
+            " requirements-eval.lock"
         )
     _docker("version", "--format", "{{.Server.Version}}")
     return done.stdout.strip()

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from agent_rl.config_io import load_config
+from agent_rl.config_io import load_config, top_level_keys
 from agent_rl.doctor import check_config, check_machine
 from agent_rl.findings import Check
 from agent_rl.terminal import make_console
@@ -27,6 +27,8 @@ def doctor_command(config_path: Path | None, overrides: Sequence[str]) -> None:
         # A policy or a program that is not here is a finding, not a faulty configuration.
         needs = check_config(load_config(config_path, overrides, on_this_machine=False))
         console.print(_table(str(config_path), needs))
+        if not top_level_keys(config_path):
+            console.print(f"note: {config_path} has no keys: all defaults", style="yellow")
         checks += needs
     missing = [check.name for check in checks if check.verdict == "missing"]
     if missing:

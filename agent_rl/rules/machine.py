@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from agent_rl.config import RunConfig
-from agent_rl.errors import ConfigError
+from agent_rl.errors import ConfigError, EngineSetupError
 from agent_rl.policies import policy_folder
 from agent_rl.rules.fault import Fault, Rule
 
@@ -30,9 +30,25 @@ def _ray_program(config: RunConfig) -> Iterator[Fault]:
     if config.trainer.launcher == "ray" and find_spec("ray") is None:
         yield (
             "trainer.launcher",
-            "got ray, which is not installed: expected the cluster extra; install it with "
-            "pip install 'agent-rl[cluster]', or set trainer.launcher=local",
+            "got ray, which is not installed; install it with .venv/bin/pip install -r "
+            "requirements-cluster.lock, or set trainer.launcher=local",
         )
+
+
+def _engine_environment(config: RunConfig) -> Iterator[Fault]:
+    """Servers that a run starts itself; those of ``engine.urls`` are somebody else's."""
+    if config.engine.kind == "local" or config.engine.urls:
+        return
+    from agent_rl.engines.server_process import engine_python
+
+    try:
+        engine_python(config.engine.kind)
+    except EngineSetupError as error:
+        for problem in error.problems:
+            yield (
+                "engine.kind",
+                f"{problem}, or name running servers in engine.urls, or set engine.kind=local",
+            )
 
 
 def _divides(config: RunConfig) -> Iterator[Fault]:
@@ -88,6 +104,7 @@ def _policy(config: RunConfig) -> Iterator[Fault]:
 MACHINE_RULES: tuple[Rule, ...] = (
     _sandbox_program,
     _ray_program,
+    _engine_environment,
     _divides,
     _policy,
 )

@@ -122,3 +122,43 @@ def test_a_benchmark_configuration_goes_to_its_own_evaluation() -> None:
     result = _run("eval", config, "grading.num_workerz=1")
     assert result.returncode == 2
     assert "did you mean grading.num_workers?" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["doctor", "rollout", "train"])
+def test_a_benchmark_configuration_elsewhere_says_where_it_belongs(command: str) -> None:
+    config = str(REPOSITORY / "configs" / "eval" / "swebench_verified.yaml")
+    result = _run(command, config)
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert "got the configuration of an evaluation (it has the section model)" in line
+    assert line.endswith(f"run it with: agent-rl eval {config}")
+    assert "unknown key" not in line
+
+
+def test_a_training_configuration_with_a_section_too_many_stays_one(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("model: {name: a}\ntrain: {steps: 1}\n")
+    for command in ("doctor", "eval"):
+        result = _run(command, str(config))
+        assert result.returncode == 2
+        assert "model: unknown key" in result.stderr
+
+
+@pytest.mark.slow
+def test_doctor_says_that_a_configuration_without_keys_is_all_defaults(tmp_path: Path) -> None:
+    config = tmp_path / "a[red]b.yaml"
+    config.write_text("# nothing yet\n")
+    result = _run("doctor", str(config))
+    words = " ".join(result.stdout.split())
+    assert f"note: {config} has no keys: all defaults" in words
+
+
+def test_a_server_that_cannot_be_started_is_refused_before_there_is_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENT_RL_ENGINES_DIR", str(tmp_path / "none"))
+    config = REPOSITORY / "configs" / "repair_tiny_sglang.yaml"
+    result = _run("train", str(config), f"run_root={tmp_path / 'runs'}")
+    assert result.returncode == 2
+    assert "scripts/engines/install.sh sglang" in result.stderr
+    assert not (tmp_path / "runs").exists()

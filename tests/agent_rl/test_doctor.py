@@ -181,7 +181,7 @@ def test_a_head_node_that_does_not_answer() -> None:
     found = by_name(list(check_ports(replace(config, trainer=trainer))))
     assert found["Ray"].verdict == "missing"
     installed = importlib.util.find_spec("ray") is not None  # an extra
-    assert ("ray start" if installed else "agent-rl[cluster]") in found["Ray"].advice
+    assert ("ray start" if installed else "requirements-cluster.lock") in found["Ray"].advice
 
 
 @pytest.mark.parametrize(
