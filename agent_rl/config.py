@@ -17,18 +17,20 @@ class PolicyConfig:
 class TasksConfig:
     """What to solve; the held-out set is disjoint.
 
-    ``repair`` is generated from ``seed``. ``r2e_gym`` and ``swebench`` are rows, each with a
-    container image; a hash of a task's id says on which side it is, ``seed`` which ones are taken
-    when there are more than wanted.
+    ``repair`` is generated from ``seed``, ``module`` are your own. ``r2e_gym`` and ``swebench`` are
+    rows, each with a container image; a hash of a task's id says on which side it is, ``seed``
+    which ones are taken when there are more than wanted.
     """
 
-    kind: Literal["repair", "r2e_gym", "swebench"] = "repair"  # generated, or the form of the rows
+    # repair: generated; r2e_gym, swebench: the form of the rows; module: your own
+    kind: Literal["repair", "r2e_gym", "swebench", "module"] = "repair"
     seed: int = 1  # of what is generated, or of which rows are taken when there are more
     num_train: int = 6000  # tasks to train on; of rows: at most so many
     num_heldout: int = 384  # held-out tasks; of rows: at most so many
     heldout_split: Literal["heldout", "confirm"] = "heldout"  # confirm: never used for tuning
+    module: str = ""  # of kind module: an importable name or a .py file; see own_environment.md
     bugs: Literal["token", "syntax"] = "token"  # of repair: one token of a line, or of any kind
-    # The rest is for rows only.
+    # The rest is for rows only, or as a module takes it.
     rows: str = ""  # a .json, .jsonl or .parquet file, or the name of a Hugging Face data set
     rows_split: str = "train"  # which split of a data set
     heldout_fraction: float = 0.1  # of all rows; as many again are kept for ``confirm``

@@ -24,7 +24,7 @@ _MAX_NAMED = 3
 
 def check_images(config: RunConfig) -> Iterator[Check]:
     """Nothing for tasks without images. Data sets are not fetched: only files are read."""
-    if config.tasks.kind == "repair":
+    if config.tasks.kind in ("repair", "module"):
         return
     tasks, finding = _rows(config)
     yield finding

@@ -59,6 +59,10 @@ def open_environments(config: RunConfig) -> Environments:
 def episode_prompts(config: RunConfig, issue: str = "") -> Prompts:
     """System and user prompt of an episode for models with a chat template."""
     action_format = FORMATS[config.agent.action_format]()
+    if config.tasks.kind == "module":
+        from agent_rl.own_tasks import own_prompts
+
+        return own_prompts(config.tasks.module)(config, issue)
     if config.tasks.kind == "repair":
         tools, workspace = TOOL_SPECS, "the work folder"
     else:
@@ -104,6 +108,18 @@ def _repair_grammar(agent: AgentConfig) -> ActionGrammar | None:
     return ActionGrammar(FORMATS[agent.action_format]())
 
 
+def _own_tasks(config: TasksConfig) -> TaskSets:
+    from agent_rl.own_tasks import own_tasks
+
+    return own_tasks(config.module).load_tasks(config)
+
+
+def _own_environments(config: RunConfig) -> Environments:
+    from agent_rl.own_tasks import own_tasks
+
+    return own_tasks(config.tasks.module).open_environments(config)
+
+
 def _row_tasks(config: TasksConfig) -> TaskSets:
     from agent_rl.image_environments import load_row_tasks
 
@@ -120,9 +136,11 @@ TASK_SOURCES: dict[str, Callable[[TasksConfig], TaskSets]] = {
     "repair": _repair_tasks,
     "r2e_gym": _row_tasks,
     "swebench": _row_tasks,
+    "module": _own_tasks,
 }
 ENVIRONMENTS: dict[str, Callable[[RunConfig], Environments]] = {
     "repair": _repair_environments,
     "r2e_gym": _image_environments,
     "swebench": _image_environments,
+    "module": _own_environments,
 }

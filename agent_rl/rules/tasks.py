@@ -19,6 +19,12 @@ def _rows(config: RunConfig) -> Iterator[Fault]:
     """Tasks with images need containers and a chat template; the others must not set what is
     theirs, for nobody would read it."""
     tasks, agent = config.tasks, config.agent
+    if tasks.kind == "module":
+        if not tasks.module:
+            yield "tasks.module", "got nothing, expected a module of your own (tasks.kind=module)"
+        yield from _untouched("tasks", tasks, TasksConfig(), "tasks.kind=repair", ("bugs",))
+        return
+    yield from _untouched("tasks", tasks, TasksConfig(), "tasks.kind=module", ("module",))
     if tasks.kind == "repair":
         yield from _untouched("images", config.images, ImagesConfig(), "tasks with images")
         yield from _untouched("tasks", tasks, TasksConfig(), "tasks from rows", _ROW_KEYS)

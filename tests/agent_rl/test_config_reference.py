@@ -33,7 +33,7 @@ def test_meanings_defaults_and_limits_come_from_where_the_key_is_declared() -> N
     assert keys["engine.urls"].default == "[]"
     assert keys["trainer.packed"].default == "false"
     assert keys["algorithm.clip_low"].default == "null"
-    assert keys["tasks.rows"].only_for == "for rows only"
+    assert keys["engine.urls"].only_for == "for sglang and vllm only"
     assert keys["tasks.bugs"].only_for == ""
     assert keys["engine.dtype"].meaning.startswith("precision of weights and products.")
     assert keys["engine.dtype"].meaning.endswith("(a controlled experiment).")
