@@ -6,7 +6,7 @@ from agent_rl.config import RunConfig, TasksConfig
 from agent_rl.environments import Environments, TaskSets
 from envs.base import Env, Observation, Score, Task
 
-WORDS = ("view", "test")
+WORD = "view"  # of the policy's vocabulary
 NUM_TURNS = 3
 
 
@@ -23,7 +23,7 @@ def open_environments(config: RunConfig) -> Environments:
 
 
 def _tasks(side: str, count: int) -> list[Task]:
-    return [_task(f"say-{side}-{n}", WORDS[n % len(WORDS)]) for n in range(count)]
+    return [_task(f"say-{side}-{n}", WORD) for n in range(count)]
 
 
 def _task(task_id: str, word: str) -> Task:
