@@ -120,10 +120,11 @@ def _turn(number: int, turn: TurnRecord) -> str:
     )
     mark = ' <span class="badge bad">malformed</span>' if turn.malformed else ""
     thinking = _folded("thinking", turn.reasoning, "prompt", False) if turn.reasoning else ""
+    reply = _folded("reply", turn.observation, "reply") if turn.observation else ""
     return (
         f'<section class="turn" id="turn-{number}"><h3><a href="#turn-{number}">{number}</a>'
         f'{mark} <small>{cost}</small></h3>{thinking}\n<pre class="action">{_text(turn.action)}'
-        f"</pre>\n{_folded('reply', turn.observation, 'reply')}</section>"
+        f"</pre>\n{reply}</section>"
     )
 
 
@@ -151,7 +152,8 @@ def _diff_line(line: str) -> str:
 
 def _folded(name: str, text: str, kind: str, is_open: bool = True) -> str:
     state = " open" if is_open and len(text) <= _OPEN_CHARS else ""
-    size = f"{text.count(chr(10)) + 1} lines, {len(text):,} characters"
+    num_lines = text.count("\n") + 1
+    size = f"{num_lines} line{'s' if num_lines > 1 else ''}, {len(text):,} characters"
     return (
         f'<details class="{kind}"{state}><summary>{name} <small>{size}</small></summary>'
         f"<pre>{_text(text)}</pre></details>"

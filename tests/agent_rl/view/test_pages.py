@@ -72,6 +72,13 @@ def test_a_page_shows_prompt_turns_reply_patch_and_log() -> None:
     assert Outline(empty).balanced
 
 
+def test_a_turn_without_a_reply_shows_none() -> None:
+    turns = (TurnRecord("view", "one line"), TurnRecord("submit", ""))
+    page = episode_page(EpisodeRecord("t", 0, "m", "c", "s", "", "", turns), Verdict("resolved"))
+    assert page.count('<details class="reply"') == 1
+    assert "1 line, 8 characters" in page
+
+
 def test_long_replies_start_folded_and_are_whole() -> None:
     record = EpisodeRecord("t", 0, "m", "c", "s", "", "", (TurnRecord("a", "y" * 50_000),))
     page = episode_page(record, Verdict("resolved"))
