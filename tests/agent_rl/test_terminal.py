@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from agent_rl.cli import EXIT_FAILED, EXIT_INFRASTRUCTURE, EXIT_USAGE, _errors_as_exit_codes
 from agent_rl.commands.doctor import _table
@@ -21,7 +23,7 @@ PACKAGE = Path(__file__).parents[2] / "agent_rl"
 NASTY = "'agent-rl[cluster]' in runs/a[red]b [/x] :bug: [bold"
 
 
-def shown(printable: str | Table) -> str:
+def shown(printable: str | Table | Panel) -> str:
     console = make_console(width=200)
     console.file = io.StringIO()
     console.print(printable)
@@ -54,6 +56,11 @@ def test_every_cell_of_the_doctors_table_is_printed_as_it_is() -> None:
 def test_the_table_of_an_evaluation_is_printed_as_it_is() -> None:
     result = Evaluation(0.5, 2, 0, {NASTY: (1, 2)}, 3.0)
     assert shown(evaluation_table(NASTY, {NASTY: result})).count(NASTY) == 3
+
+
+def test_an_issue_in_its_panel_is_printed_as_it_is() -> None:
+    """As ``agent-rl rollout`` shows it; a panel reads its own title as markup, so that is Text."""
+    assert shown(Panel(NASTY, title=Text(NASTY))).count(NASTY) == 2
 
 
 @pytest.mark.parametrize("kind", [LineDisplay, LiveDisplay])
