@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from agent_rl.terminal import make_console
 from eval.config import SuiteConfig, load_suite
 from eval.show import print_report
 from eval.suite import Finished, grade_elsewhere, report_only, run_suite, write_gold
@@ -45,7 +46,9 @@ class ConsoleObserver:
 @eval_app.command()
 def run(config: ConfigPath, overrides: Overrides = None) -> None:
     """Generate, grade and report; the same command resumes a run that was stopped."""
-    _show(run_suite(load_suite(config, overrides or []), ConsoleObserver(Console(stderr=True))))
+    _show(
+        run_suite(load_suite(config, overrides or []), ConsoleObserver(make_console(stderr=True)))
+    )
 
 
 @eval_app.command()
@@ -76,7 +79,7 @@ def grade(
     files = list(predictions)
     if files == [Path("gold")]:
         files = [write_gold(config, Path(root) / name / "gold.jsonl")]
-    _show(grade_elsewhere(config, files, ConsoleObserver(Console(stderr=True))))
+    _show(grade_elsewhere(config, files, ConsoleObserver(make_console(stderr=True))))
 
 
 @eval_app.command()
@@ -101,7 +104,7 @@ def grading_config(
 
 
 def _show(finished: Finished) -> None:
-    console = Console()
+    console = make_console()
     print_report(finished.report, console)
     console.print(f"report  {finished.folder / 'report.json'}", highlight=False, soft_wrap=True)
     console.print(f"pages   {finished.page}", highlight=False, soft_wrap=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agent_rl.store.run_folder import write_aside
 from agent_rl.view.pages import IndexEntry, Verdict, episode_page, index_page
@@ -17,9 +18,8 @@ from eval.report import Report, Result
 
 def print_report(report: Report, console: Console) -> None:
     """Counts, rates, repositories, costs."""
-    console.print(
-        f"[bold]{report.name}[/bold]  {report.model}  on {report.dataset}", highlight=False
-    )
+    title = Text.assemble((report.name, "bold"), f"  {report.model}  on {report.dataset}")
+    console.print(title, highlight=False)
     table = Table(show_edge=False, pad_edge=False)
     for column in ("outcome", "samples", "share"):
         table.add_column(column, justify="left" if column == "outcome" else "right")

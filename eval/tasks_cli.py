@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from agent_rl.terminal import make_console
 from envs.images.environments import ImageSettings
 from envs.tasks.from_repository import (
     ImageReport,
@@ -75,14 +76,14 @@ def make(
         base_image=base_image,
     )
     out = out or Path("tasks", read_repository(source).name)
-    errors = Console(stderr=True)
+    errors = make_console(stderr=True)
     is_live = sys.stderr.isatty()
 
     def progress(tried: int, kept: int, wanted: int) -> None:
         line = f"tried {tried}, kept {kept} of {wanted}"
         errors.print(line, end="\r" if is_live else "\n", highlight=False)
 
-    console = Console()
+    console = make_console()
     report = make_tasks(source, out, options, progress)
     show_made(report, out, console)
     num_kept = report.kept
