@@ -28,7 +28,8 @@ def doctor_command(config_path: Path | None, overrides: Sequence[str]) -> None:
         needs = check_config(load_config(config_path, overrides, on_this_machine=False))
         console.print(_table(str(config_path), needs))
         if not top_level_keys(config_path):
-            console.print(f"note: {config_path} has no keys: all defaults", style="yellow")
+            note = f"note: {config_path} has no keys: all defaults"
+            console.print(note, style="yellow", soft_wrap=True)
         checks += needs
     missing = [check.name for check in checks if check.verdict == "missing"]
     if missing:
