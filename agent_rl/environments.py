@@ -58,7 +58,6 @@ def open_environments(config: RunConfig) -> Environments:
 
 def episode_prompts(config: RunConfig, issue: str = "") -> Prompts:
     """System and user prompt of an episode for models with a chat template."""
-    action_format = FORMATS[config.agent.action_format]()
     if config.tasks.kind == "module":
         from agent_rl.own_tasks import own_prompts
 
@@ -69,6 +68,7 @@ def episode_prompts(config: RunConfig, issue: str = "") -> Prompts:
         from agent_rl.image_environments import WORKSPACE, tools_of
 
         tools, workspace = tools_of(config.agent), WORKSPACE
+    action_format = FORMATS[config.agent.action_format]()
     values = {"tools": action_format.describe(tools), "workspace": workspace, "issue": issue}
     return load_prompts(config.agent.prompts).fill(values)
 

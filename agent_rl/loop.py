@@ -48,9 +48,8 @@ class LoopParts:
     engine: Generator
     trainer: Trainer
     routing: RoutingCache
-    evaluate: Callable[[], Awaitable[dict[str, float]]] | None = (
-        None  # every train.eval_every steps
-    )
+    # Every train.eval_every steps.
+    evaluate: Callable[[], Awaitable[dict[str, float]]] | None = None
 
 
 async def train_steps(parts: LoopParts, observer: StepObserver, *, first_step: int) -> None:

@@ -116,23 +116,21 @@ class _TrainingRun:
         file = self._folder.path / f"evaluation-{name}.json"
         if file.exists():
             return evaluation_from_json(orjson.loads(file.read_bytes()))
-        result = await evaluate(
-            self._parts.rollout,
-            self._parts.heldout,
-            on_progress=lambda n, m: self._display.activity(f"evaluating ({name})", n, m),
-        )
+        result = await self._evaluate(f"evaluating ({name})")
         write_aside(file, orjson.dumps(asdict(result), option=orjson.OPT_INDENT_2) + b"\n")
         self._display.note(f"held-out resolve rate {name}: {result.resolve_rate:.3f}")
         return result
 
     async def heldout_metrics(self) -> dict[str, float]:
         """Metrics of an evaluation between steps, with the weights that the engine has now."""
-        result = await evaluate(
+        return {"heldout_resolve_rate": (await self._evaluate("evaluating")).resolve_rate}
+
+    async def _evaluate(self, activity: str) -> Evaluation:
+        return await evaluate(
             self._parts.rollout,
             self._parts.heldout,
-            on_progress=lambda n, m: self._display.activity("evaluating", n, m),
+            on_progress=lambda n, m: self._display.activity(activity, n, m),
         )
-        return {"heldout_resolve_rate": result.resolve_rate}
 
     def finish(self, before: Evaluation, after: Evaluation) -> Summary:
         metrics = read_metrics(self._folder.metrics_file)

@@ -62,9 +62,8 @@ def r3(
     """
     console = make_console()
     if not console.is_terminal:
-        console = make_console(
-            width=145
-        )  # a pipe has no width of its own, the tables need this one
+        # A pipe has no width of its own, the tables need this one.
+        console = make_console(width=145)
     if source is None:
         _shipped(console, min_tokens, json)
     else:

@@ -64,18 +64,15 @@ def _divides(config: RunConfig) -> Iterator[Fault]:
         return
     names = ("num_experts", "n_routed_experts", "num_local_experts")
     experts = next((name for name in names if name in model), names[0])
+    tensor_parallel = config.trainer.tensor_parallel
     for key, size, what in (
         ("trainer.expert_parallel", config.trainer.expert_parallel, experts),
-        ("trainer.tensor_parallel", config.trainer.tensor_parallel, "num_attention_heads"),
-        ("trainer.tensor_parallel", config.trainer.tensor_parallel, "num_key_value_heads"),
-        ("trainer.tensor_parallel", config.trainer.tensor_parallel, "vocab_size"),
+        ("trainer.tensor_parallel", tensor_parallel, "num_attention_heads"),
+        ("trainer.tensor_parallel", tensor_parallel, "num_key_value_heads"),
+        ("trainer.tensor_parallel", tensor_parallel, "vocab_size"),
         # Latent attention: Megatron cuts its down projections before ours take their place.
-        ("trainer.tensor_parallel", config.trainer.tensor_parallel, "q_lora_rank"),
-        (
-            "trainer.tensor_parallel",
-            config.trainer.tensor_parallel,
-            "kv_lora_rank + qk_rope_head_dim",
-        ),
+        ("trainer.tensor_parallel", tensor_parallel, "q_lora_rank"),
+        ("trainer.tensor_parallel", tensor_parallel, "kv_lora_rank + qk_rope_head_dim"),
         ("trainer.pipeline_parallel", config.trainer.pipeline_parallel, "num_hidden_layers"),
     ):
         parts = [model.get(name) for name in what.split(" + ")]

@@ -70,6 +70,18 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
         time.sleep(0.05)
 
 
+def resume(run: Path, *layout: str) -> str:
+    """Finish the run; what it said."""
+    resumed = agent_rl("train", "--resume", str(run), *layout)
+    try:
+        output, _ = resumed.communicate(timeout=DEADLINE_S)
+    finally:
+        resumed.kill()
+        resumed.wait()
+    assert resumed.returncode == 0, output
+    return output
+
+
 def test_a_run_whose_rank_is_killed_says_so_and_resumes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     metrics = run / "metrics.jsonl"
@@ -92,13 +104,7 @@ def test_a_run_whose_rank_is_killed_says_so_and_resumes(tmp_path: Path) -> None:
     assert "--resume" in said
     assert_gone(pids)
 
-    resumed = agent_rl("train", "--resume", str(run))
-    try:
-        output, _ = resumed.communicate(timeout=DEADLINE_S)
-    finally:
-        resumed.kill()
-        resumed.wait()
-    assert resumed.returncode == 0, output
+    output = resume(run)
     assert "resuming after step" in output
     assert [row["step"] for row in read_metrics(metrics)] == [1, 2, 3]
     assert all(row["transfer_bytes"] > 0 for row in read_metrics(metrics) if "loss" in row)
@@ -128,13 +134,7 @@ def test_a_run_whose_driver_is_killed_resumes_with_another_number_of_ranks(tmp_p
     assert saved is not None
 
     layout = ("trainer.num_processes=1", "trainer.launcher=inline")
-    resumed = agent_rl("train", "--resume", str(run), *layout)
-    try:
-        output, _ = resumed.communicate(timeout=DEADLINE_S)
-    finally:
-        resumed.kill()
-        resumed.wait()
-    assert resumed.returncode == 0, output
+    output = resume(run, *layout)
     assert f"resuming after step {saved.step}" in output
     assert load_resolved(run / "config.yaml").trainer.num_processes == 1
     again = {row["step"]: row for row in read_metrics(metrics)}
