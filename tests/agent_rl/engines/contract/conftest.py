@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from contract_cases import CONTEXT_LENGTH, Reference, UnderTest, load_reference
+from contract_cases import CONTEXT_LENGTH, Reference, UnderTest
 from wires import RecordingWire, ReplayWire, load_recording, save_recording
 
 from agent_rl.engines.http_engine import HttpEngine
@@ -64,9 +64,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
     root = tmp_path_factory.mktemp("policies")
     before = write_random_policy(root / "before", seed=11, shape=SHAPE)
     after = write_random_policy(root / "after", seed=12, shape=SHAPE)
-    return Policies(
-        before, after, load_reference(before), load_reference(after), read_served_model(before)
-    )
+    return Policies(before, after, Reference(before), Reference(after), read_served_model(before))
 
 
 @dataclass
