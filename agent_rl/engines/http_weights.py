@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from agent_rl.engines.http_options import EngineOptions
-from agent_rl.engines.probe import probe_prompt, verify_update
+from agent_rl.engines.probe import scored_prompts, verify_update
 from agent_rl.engines.server import InferenceServer
 from agent_rl.engines.weight_export import serving_weights, write_serving_folder
 from agent_rl.errors import EngineError
@@ -47,7 +48,8 @@ class ServerWeights:
         self._vocab_size = vocab_size
         self._reference = reference
         self._held: Weights | Path | None = None
-        self._expected: Floats | None = None  # log-probs of the probe under the held weights
+        # Log-probs of the scored prompts under the held weights.
+        self._expected: Sequence[Floats] | None = None
 
     async def replace(self, weights: Weights, version: int) -> None:
         """Load and verify ``weights``; the server must be paused. Keeps a reference to them.
@@ -59,8 +61,8 @@ class ServerWeights:
             held = await asyncio.to_thread(self._write_folder, held, version)
         expected = None
         if self._reference is not None:
-            prompt = probe_prompt(self._vocab_size)
-            expected = await asyncio.to_thread(self._reference.score, weights, prompt)
+            prompts = scored_prompts(self._vocab_size)
+            expected = await asyncio.to_thread(_score_all, self._reference, weights, prompts)
         await self._apply(held, version, expected)
         self.forget()
         self._held, self._expected = held, expected
@@ -76,7 +78,9 @@ class ServerWeights:
             shutil.rmtree(self._held, ignore_errors=True)
         self._held = None
 
-    async def _apply(self, held: Weights | Path, version: int, expected: Floats | None) -> None:
+    async def _apply(
+        self, held: Weights | Path, version: int, expected: Sequence[Floats] | None
+    ) -> None:
         if isinstance(held, Path):
             await self._server.load_folder(held, version)
         else:
@@ -97,3 +101,9 @@ class ServerWeights:
             )
         folder = self._options.exchange / f"{self._options.name}-v{version}"
         return write_serving_folder(tensors, folder, template=self._template)
+
+
+def _score_all(
+    reference: WeightReference, weights: Weights, prompts: Sequence[TokenIds]
+) -> list[Floats]:
+    return [reference.score(weights, prompt) for prompt in prompts]

@@ -45,6 +45,10 @@ class FakeSGLang(httpx.AsyncBaseTransport):
     up: bool = True
     refuse_updates: bool = False
     keep_cache: bool = False  # a flush that does nothing
+    wrong_scores: set[int] = field(
+        default_factory=set[int]
+    )  # number of the scoring since the start
+    scored: int = 0
     weights: int = 0  # of a fresh process
     version: str = "start"
     paused: bool = False
@@ -108,13 +112,14 @@ class FakeSGLang(httpx.AsyncBaseTransport):
     async def _generate(self, request: httpx.Request, body: Answer) -> httpx.Response:
         while self.paused and self.up:
             await asyncio.sleep(0.001)
-        stopped = self.running.setdefault(str(body["rid"]), asyncio.Event())
+        rid = str(body.get("rid", "scoring"))
+        stopped = self.running.setdefault(rid, asyncio.Event())
         try:
             await asyncio.wait_for(stopped.wait(), self.latency_s or 0.001)
         except TimeoutError:
             pass
         finally:
-            self.running.pop(str(body["rid"]), None)
+            self.running.pop(rid, None)
         if not self.up:
             raise httpx.RemoteProtocolError("server disconnected", request=request)
         answer = self._answer(body, aborted=stopped.is_set())
@@ -131,7 +136,7 @@ class FakeSGLang(httpx.AsyncBaseTransport):
         )
         self.cached |= {whole[:n].tobytes() for n in range(1, len(whole))}
         meta: Answer = {
-            "id": body["rid"],
+            "id": body.get("rid", "scoring"),
             "finish_reason": {"type": "abort" if aborted else "length"},
             "prompt_tokens": len(prompt),
             "cached_tokens": min(cached, len(prompt) - 1),
@@ -145,6 +150,12 @@ class FakeSGLang(httpx.AsyncBaseTransport):
         if "top_logprobs_num" in body:
             order = self._rng.permutation(VOCAB_SIZE).tolist()
             meta["output_top_logprobs"] = [[[-0.5 * t, t, None] for t in order] for _ in sampled]
+        if body.get("logprob_start_len") == 0:
+            value = -1.5 if self.scored in self.wrong_scores else -1.0
+            meta["input_token_logprobs"] = [[None, 0, None]] + [
+                [value, t, None] for t in prompt[1:].tolist()
+            ]
+            self.scored += 1
         if body.get("return_routed_experts"):
             rows = true_rows(whole, self.weights)[body["routed_experts_start_len"] : -1]
             meta["routed_experts"] = encode(rows)

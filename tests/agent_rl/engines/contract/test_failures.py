@@ -24,6 +24,7 @@ from fake_sglang import (
 from agent_rl.engines.http_engine import HttpEngine
 from agent_rl.engines.http_options import EngineOptions
 from agent_rl.engines.http_transport import HttpTransport, TransportOptions
+from agent_rl.engines.http_weights import WeightReference
 from agent_rl.engines.routed import RoutedEngine, RoutedOptions
 from agent_rl.engines.sglang import SGLangServer
 from agent_rl.errors import (
@@ -40,10 +41,18 @@ FAST = TransportOptions(backoff_s=0.001)
 ROUTED = RoutedOptions(revive_every_s=0.01, revive_timeout_s=5.0, min_warm_tokens=16)
 
 
-async def connect(fake: FakeSGLang, name: str = "e", **options: object) -> HttpEngine:
+async def connect(
+    fake: FakeSGLang,
+    name: str = "e",
+    *,
+    reference: WeightReference | None = None,
+    **options: object,
+) -> HttpEngine:
     server = SGLangServer(HttpTransport(f"http://{name}", FAST, fake), LAYOUT, VOCAB_SIZE)
     engine_options = EngineOptions(name=name, drain_timeout_s=0.5, **options)
-    return await HttpEngine.connect(server, LAYOUT, engine_options, vocab_size=VOCAB_SIZE)
+    return await HttpEngine.connect(
+        server, LAYOUT, engine_options, vocab_size=VOCAB_SIZE, reference=reference
+    )
 
 
 def ask(
@@ -273,6 +282,29 @@ def test_an_update_that_fails_or_does_not_flush_closes_the_engine() -> None:
         fake.keep_cache = False
         await engine.load_weights(WEIGHTS, 1)
         assert (await engine.generate(ask(ids(9)))).weight_versions == (1,)
+
+    run(scenario)
+
+
+class MinusOne:
+    """A reference by which every token has log-prob -1, as the stand-in's have."""
+
+    def score(self, weights: object, token_ids: np.ndarray) -> np.ndarray:
+        return np.full(len(token_ids) - 1, -1.0, np.float32)
+
+
+@pytest.mark.parametrize("wrong", [set(), {0}, {0, 1}, {0, 2}, {0, 1, 2}])
+def test_one_scored_prompt_may_differ_by_a_tie_and_two_may_not(wrong: set[int]) -> None:
+    async def scenario() -> None:
+        fake = FakeSGLang(wrong_scores=wrong)
+        engine = await connect(fake, reference=MinusOne())
+        if len(wrong) < 2:
+            await engine.load_weights(WEIGHTS, 1)
+            assert (await engine.generate(ask(ids(9)))).weight_versions == (1,)
+        else:
+            with pytest.raises(EngineError, match=r"did not arrive.*by 5\.00e-01"):
+                await engine.load_weights(WEIGHTS, 1)
+        assert fake.scored == (3 if wrong else 1)
 
     run(scenario)
 
