@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent_rl.config import RunConfig
 from agent_rl.environments import load_tasks
-from agent_rl.errors import ConfigError
+from agent_rl.errors import ConfigError, EmptySplitError
 from agent_rl.findings import Check, gib
 from envs.errors import InfrastructureError
 from envs.images.task import ImageTask
@@ -52,9 +52,12 @@ def _rows(config: RunConfig) -> tuple[list[ImageTask], Check]:
         return [], Check("rows", "warning", detail, "give a file to have its rows checked here")
     try:
         sets = load_tasks(config.tasks)
+    except EmptySplitError as error:
+        return [], Check("rows", "missing", error.fault.removeprefix("tasks.rows: "), error.remedy)
     except ConfigError as error:
         detail = error.problems[0].removeprefix("tasks.rows: ")
-        return [], Check("rows", "missing", detail, f"write or copy {source}, or set tasks.rows")
+        verb = "correct" if Path(source).exists() else "write or copy"
+        return [], Check("rows", "missing", detail, f"{verb} {source}, or set tasks.rows")
     heldout = sets.heldout[: config.eval.num_tasks]
     tasks = [task for task in (*sets.train, *heldout) if isinstance(task, ImageTask)]
     detail = f"{len(sets.train)} to train on, {len(heldout)} held out"

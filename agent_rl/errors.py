@@ -12,8 +12,19 @@ class ConfigError(AgentRLError):
         self.problems = problems
         super().__init__("\n".join(problems))
 
-    def __reduce__(self) -> tuple[type["ConfigError"], tuple[list[str]]]:
+    def __reduce__(self) -> tuple[type["ConfigError"], tuple[object, ...]]:
         return type(self), (self.problems,)
+
+
+class EmptySplitError(ConfigError):
+    """The rows leave a split without a task; ``remedy`` says what to change."""
+
+    def __init__(self, fault: str, remedy: str) -> None:
+        self.fault, self.remedy = fault, remedy
+        super().__init__([f"{fault}; {remedy}"])
+
+    def __reduce__(self) -> tuple[type["ConfigError"], tuple[object, ...]]:
+        return type(self), (self.fault, self.remedy)
 
 
 class EngineError(AgentRLError):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent_rl.config import AgentConfig, ImagesConfig, RunConfig, TasksConfig
 from agent_rl.environments import Environments, TaskSets
-from agent_rl.errors import ConfigError
+from agent_rl.errors import ConfigError, EmptySplitError
 from envs.actions import TOOL_SETS, ToolSpec
 from envs.base import Task
 from envs.errors import TaskError
@@ -35,26 +35,48 @@ def tools_of(agent: AgentConfig) -> Sequence[ToolSpec]:
 def load_row_tasks(config: TasksConfig) -> TaskSets:
     """Read the rows and divide them. No daemon is asked.
 
-    Raises ConfigError: the rows cannot be read, or a side is empty.
+    Raises ConfigError: the rows cannot be read; EmptySplitError: a split has no task.
     """
     try:
         tasks = ROWS[config.kind](config.rows, config.rows_split)
     except TaskError as error:
         raise ConfigError([f"tasks.rows: {error}"]) from error
-    sides: dict[str, list[ImageTask]] = {"train": [], "heldout": [], "confirm": []}
-    for task in _in_drawn_order(tasks, config.seed):
-        sides[side_of(task.task_id, config.heldout_fraction)].append(task)
-    for side in ("train", config.heldout_split):
-        if not sides[side]:
-            raise ConfigError(
-                [
-                    f"tasks.heldout_fraction: got {config.heldout_fraction}, which leaves no task "
-                    f"of {len(tasks)} on the side {side}; expected at least one: change it, or "
-                    "give more rows"
-                ]
-            )
+    sides = _divide(_in_drawn_order(tasks, config.seed), config.heldout_fraction)
+    if not sides["train"] or not sides[config.heldout_split]:
+        raise _empty_split(config, sides)
     heldout = sides[config.heldout_split]
     return TaskSets(sides["train"][: config.num_train], heldout[: config.num_heldout])
+
+
+def _divide(tasks: Sequence[ImageTask], heldout_fraction: float) -> dict[str, list[ImageTask]]:
+    sides: dict[str, list[ImageTask]] = {"train": [], "heldout": [], "confirm": []}
+    for task in tasks:
+        sides[side_of(task.task_id, heldout_fraction)].append(task)
+    return sides
+
+
+def _empty_split(config: TasksConfig, sides: dict[str, list[ImageTask]]) -> EmptySplitError:
+    """Which split is empty, what the rows hold, and a change that leaves no split empty."""
+    needed = ("train", config.heldout_split)
+    tasks = [task for side in sides.values() for task in side]
+    counts = ", ".join(f"{side} {len(members)}" for side, members in sides.items())
+    fault = (
+        f"tasks.rows: no task for the split {' and '.join(s for s in needed if not sides[s])}: "
+        f"got {len(tasks)} tasks from {config.rows}, divided by "
+        f"tasks.heldout_fraction={config.heldout_fraction} into {counts}; expected at least one "
+        f"each for {' and '.join(needed)}"
+    )
+    if len(tasks) < len(needed):
+        return EmptySplitError(fault, f"add rows to {config.rows}, or set tasks.rows")
+    # The ids decide what a fraction does, so each is tried; the nearest that works is told.
+    fractions = sorted(
+        (n / 100 for n in range(1, 50)), key=lambda f: abs(f - config.heldout_fraction)
+    )
+    for fraction in fractions:
+        divided = _divide(tasks, fraction)
+        if all(divided[side] for side in needed):
+            return EmptySplitError(fault, f"set tasks.heldout_fraction={fraction}, or add rows")
+    return EmptySplitError(fault, "add rows: no tasks.heldout_fraction divides these few")
 
 
 def side_of(task_id: str, heldout_fraction: float) -> str:

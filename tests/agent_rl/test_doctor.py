@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -86,7 +87,7 @@ def test_figures_of_the_header_are_those_of_the_doctor() -> None:
 
 
 def hf_config(shape: ModelShape) -> Qwen3MoeConfig:
-    return Qwen3MoeConfig(
+    config = Qwen3MoeConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
         intermediate_size=shape.dense_width,
@@ -94,13 +95,14 @@ def hf_config(shape: ModelShape) -> Qwen3MoeConfig:
         num_hidden_layers=shape.num_layers,
         num_attention_heads=shape.num_heads,
         num_key_value_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
         num_experts=shape.num_experts,
         num_experts_per_tok=shape.moe_top_k,
         mlp_only_layers=[n for n in range(shape.num_layers) if n not in shape.moe_layers],
         decoder_sparse_step=1,
         tie_word_embeddings=shape.tie_embeddings,
     )
+    config.update({"head_dim": shape.head_dim})  # no field of the class: models read it if present
+    return config
 
 
 TIED = ModelShape(
@@ -190,7 +192,7 @@ def test_a_head_node_that_does_not_answer() -> None:
         (None, "missing", "no such file"),
         ("{", "missing", "is not json"),
         ('[{"docker_image": "a:1"}]', "missing", "lacks fields"),
-        ("[]", "missing", "leaves no task"),
+        ("[]", "missing", "no task for the split train and heldout: got 0 tasks"),
     ],
 )
 def test_rows(tmp_path: Path, content: str | None, verdict: str, words: str) -> None:
@@ -202,6 +204,29 @@ def test_rows(tmp_path: Path, content: str | None, verdict: str, words: str) -> 
     assert found["rows"].verdict == verdict
     assert words in found["rows"].detail
     assert str(file) in found["rows"].advice
+
+
+def test_rows_that_leave_a_split_empty_say_which_and_what_to_change(tmp_path: Path) -> None:
+    """The file is there and whole: advice to write it would mislead."""
+    file = tmp_path / "rows.json"
+    fields = {"problem_statement": "[ISSUE]a[/ISSUE]", "parsed_commit_content": "{}"}
+    fields["expected_output_json"] = json.dumps({"test_a": "PASSED"})
+    rows = [{"docker_image": f"images/project:{n:04}", **fields} for n in range(6)]
+    file.write_text(json.dumps(rows))
+    tasks = TasksConfig(kind="r2e_gym", rows=str(file), heldout_fraction=0.01)
+    (check, *_) = check_images(replace(production(), tasks=tasks))
+    assert (check.name, check.verdict) == ("rows", "missing")
+    assert check.detail.startswith(f"no task for the split heldout: got 6 tasks from {file}")
+    assert "into train 6, heldout 0, confirm 0" in check.detail
+    words = re.fullmatch(r"set tasks\.heldout_fraction=(\S+), or add rows", check.advice)
+    assert words is not None, check.advice
+    changed = replace(tasks, heldout_fraction=float(words[1]))
+    (check, *_) = check_images(replace(production(), tasks=changed))
+    assert check.verdict == "ok"
+
+    file.write_text(json.dumps(rows[:1]))
+    (check, *_) = check_images(replace(production(), tasks=tasks))
+    assert check.advice == f"add rows to {file}, or set tasks.rows"
 
 
 def test_nothing_is_asked_of_docker_without_images() -> None:
