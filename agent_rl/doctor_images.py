@@ -10,7 +10,7 @@ from pathlib import Path
 from agent_rl.config import RunConfig
 from agent_rl.environments import load_tasks
 from agent_rl.errors import ConfigError, EmptySplitError
-from agent_rl.findings import Check, gib
+from agent_rl.findings import Check, counted, gib
 from envs.errors import InfrastructureError
 from envs.images.task import ImageTask
 from envs.sandbox.docker.engine import Engine
@@ -60,7 +60,7 @@ def _rows(config: RunConfig) -> tuple[list[ImageTask], Check]:
         return [], Check("rows", "missing", detail, f"{verb} {source}, or set tasks.rows")
     heldout = sets.heldout[: config.eval.num_tasks]
     tasks = [task for task in (*sets.train, *heldout) if isinstance(task, ImageTask)]
-    detail = f"{len(sets.train)} to train on, {len(heldout)} held out"
+    detail = f"{counted(len(sets.train), 'task')} to train on, {len(heldout)} held out"
     return tasks, Check("rows", "ok", detail)
 
 
@@ -94,13 +94,13 @@ def _daemon(config: RunConfig, engine: Engine, tasks: list[ImageTask]) -> Iterat
     if not names:
         return
     if not absent:
-        yield Check("images", "ok", f"all {len(names)} are here")
+        yield Check("images", "ok", f"{counted(len(names), 'image')}, none of them absent")
         return
     shown = ", ".join(absent[:_MAX_NAMED]) + (" …" if len(absent) > _MAX_NAMED else "")
     yield Check(
         "images",
         "warning" if config.images.pull else "missing",
-        f"{len(absent)} of {len(names)} are not here: {shown}",
+        f"{len(absent)} of {counted(len(names), 'image')} not here: {shown}",
         "fetched when the run starts; make sure that they fit the disk"
         if config.images.pull
         else "build or load them, or set images.pull=true",
@@ -116,7 +116,7 @@ def _room(config: RunConfig) -> Iterator[Check]:
     yield Check(
         "sandbox workers",
         "ok" if fits else "warning",
-        f"{workers} containers of up to {gib(images.memory_bytes)} and {images.cpus:g} CPUs; "
-        f"{gib(memory)} and {cores} cores here",
+        f"{counted(workers, 'container')} of up to {gib(images.memory_bytes)} and "
+        f"{images.cpus:g} CPUs; {gib(memory)} and {counted(cores, 'core')} here",
         "" if fits else "lower sandbox.num_workers or images.memory_bytes, or a larger machine",
     )

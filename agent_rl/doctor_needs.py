@@ -9,13 +9,13 @@ import importlib.util
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agent_rl.budget import Budget, budget, model_size
 from agent_rl.config import RunConfig
 from agent_rl.errors import ConfigError
-from agent_rl.findings import Check, gib
+from agent_rl.findings import Check, counted, gib
 from agent_rl.known_models import KNOWN_MODELS
 from agent_rl.policies import HUB_PREFIX, policy_folder
 from agent_rl.trainer.families import read_shape
@@ -54,7 +54,7 @@ def check_needs(config: RunConfig) -> Iterator[Check]:
         yield Check("memory", "warning", "unknown until the policy is here", "see policy above")
         return
     need = budget(config, shape)
-    yield from _trainer(config, need)
+    yield from check_trainer_memory(config, need, gpu_memory(), _memory_bytes())
     yield from _engine(config, need)
     yield from _host_memory(config, need)
     yield from _run_disk(config, need)
@@ -100,54 +100,66 @@ def gpu_memory() -> list[int]:
     return [torch.cuda.get_device_properties(i).total_memory for i in range(count)]
 
 
-def _trainer(config: RunConfig, need: Budget) -> Iterator[Check]:
+def check_trainer_memory(
+    config: RunConfig, need: Budget, gpus: Sequence[int], memory: int
+) -> Iterator[Check]:
+    """Whether ``gpus`` (bytes of each), or without any ``memory`` (bytes), hold the trainer."""
     processes = num_processes(config.trainer)
     one = need.trainer_gpu + need.activations_gpu
+    each = ", each" if processes > 1 else ":"
     detail = (
-        f"{processes} processes, each {gib(need.trainer_gpu)} of weights, gradients and optimizer "
-        f"and about {gib(need.activations_gpu)} of activations"
+        f"{counted(processes, 'process', 'processes')}{each} {gib(need.trainer_gpu)} of weights, "
+        f"gradients and optimizer and about {gib(need.activations_gpu)} of activations"
     )
     if launcher(config.trainer) == "ray":
-        yield Check("trainer memory", "ok", f"{detail}; Ray places them")
+        yield Check("trainer memory", "ok", f"{detail}; Ray finds the GPUs for them")
         return
-    found = gpu_memory()
-    fitting = sum(size * _CHECK_SHARE >= one for size in found)
+    fitting = sum(size * _CHECK_SHARE >= one for size in gpus)
+    here = f"{counted(len(gpus), 'GPU')} here, {fitting} with that much memory"
     if fitting >= processes:
-        yield Check("trainer memory", "ok", f"{detail}; {fitting} GPUs have that")
-        if importlib.util.find_spec("transformer_engine") is None:
-            detail = "not installed: Megatron falls back to torch's AdamW and unfused kernels"
-            advice = _INSTALL_TE
-            yield Check("transformer-engine", "warning", detail, advice)
+        yield Check("trainer memory", "ok", f"{detail}; {here}")
+        yield from _transformer_engine()
         return
-    memory = _memory_bytes()
-    if not found and memory * _CHECK_SHARE >= processes * one:
-        yield Check("trainer memory", "ok", f"{detail}; on CPU")
+    if not gpus and memory * _CHECK_SHARE >= processes * one:
+        yield Check("trainer memory", "ok", f"{detail}; on CPU: no GPU here")
         return
+    if not gpus:
+        here = f"no GPU here, and {gib(memory)} of memory are too little to train on CPU"
+    size = f"of at least {gib(one / _CHECK_SHARE)}{' each' if processes > 1 else ''}"
     yield Check(
         "GPUs for the trainer",
         "missing",
-        f"{detail}; found {len(found)} GPUs, {fitting} of them large enough",
-        f"{processes} GPUs of at least {gib(one / _CHECK_SHARE)} each, or more of them: raise "
-        "trainer.num_processes, expert_parallel or context_parallel",
+        f"{detail}; {here}",
+        f"{counted(processes, 'GPU')} {size}; or more GPUs of less memory, with a larger "
+        "trainer.num_processes and trainer.expert_parallel or context_parallel",
     )
+    yield from _transformer_engine()
+
+
+def _transformer_engine() -> Iterator[Check]:
+    """Megatron's faster layers, of use on GPUs alone."""
     if importlib.util.find_spec("transformer_engine") is None:
-        advice = f"beside the GPUs: {_INSTALL_TE}"
-        yield Check("transformer-engine", "warning", "not installed", advice)
+        detail = "not installed: Megatron falls back to torch's AdamW and unfused kernels"
+        yield Check("transformer-engine", "warning", detail, f"where the GPUs are: {_INSTALL_TE}")
 
 
 def _engine(config: RunConfig, need: Budget) -> Iterator[Check]:
     engine = config.engine
     if engine.kind == "local":
         return
-    sequences = min(config.rollout.concurrency, engine.max_sessions)
     servers = len(engine.urls) or engine.num_servers
-    cache = need.kv_token_gpu * config.agent.max_tokens * -(-sequences // servers)
-    detail = (
-        f"each of {servers} servers, a GPU of its {engine.tensor_parallel}: "
-        f"{gib(need.engine_gpu)} of weights, {need.kv_token_gpu:,} bytes a token; "
-        f"{sequences} trajectories at their longest would hold {gib(cache)} of keys and values"
+    sequences = -(-min(config.rollout.concurrency, engine.max_sessions) // servers)
+    cache = need.kv_token_gpu * config.agent.max_tokens * sequences
+    on_cpu = not engine.urls and engine.device == "cpu"
+    device = counted(engine.tensor_parallel, *(("process", "processes") if on_cpu else ("GPU",)))
+    yield Check(
+        "engine memory",
+        "ok",
+        f"{counted(servers, 'server')} of {device}{' each' if servers > 1 else ''}; each "
+        f"{'process' if on_cpu else 'GPU'} holds {gib(need.engine_gpu)} of weights, and "
+        f"{need.kv_token_gpu:,} bytes of keys and values a token: {gib(cache)} for "
+        f"{counted(sequences, 'trajectory', 'trajectories')} at the longest",
     )
-    yield Check("engine memory", "ok", detail)
 
 
 def _host_memory(config: RunConfig, need: Budget) -> Iterator[Check]:
@@ -156,7 +168,7 @@ def _host_memory(config: RunConfig, need: Budget) -> Iterator[Check]:
     memory = _memory_bytes()
     detail = (
         f"{gib(need.weights)} for weights on their way to the engine, {gib(routing)} for routing "
-        f"rows ({need.routing_token:,} bytes a token); {gib(memory)} here"
+        f"rows ({need.routing_token:,} bytes a token); {gib(memory)} of memory here"
     )
     enough = wanted <= memory * _CHECK_SHARE
     advice = "" if enough else f"a machine with at least {gib(wanted / _CHECK_SHARE)}"
@@ -178,8 +190,9 @@ def _run_disk(config: RunConfig, need: Budget) -> Iterator[Check]:
     by_disk = config.engine.kind != "local" and config.engine.weight_transfer == "disk"
     wanted = (config.train.keep_last + 1) * need.checkpoint + (2 * need.weights if by_disk else 0)
     detail = (
-        f"{gib(wanted)} for {config.train.keep_last} + 1 checkpoints of {gib(need.checkpoint)}"
-        f"{' and weights on their way' if by_disk else ''}; {gib(free)} free below {root}"
+        f"{gib(wanted)} for {counted(config.train.keep_last, 'kept checkpoint')} and the one being "
+        f"written, {gib(need.checkpoint)} each{', and weights on their way' if by_disk else ''}; "
+        f"{gib(free)} free below {root}"
     )
     enough = wanted <= free
     advice = "" if enough else "another disk: run_root=FOLDER, or lower train.keep_last"

@@ -20,3 +20,8 @@ class Check:
 
 def gib(num_bytes: float) -> str:
     return f"{num_bytes / (1 << 30):,.1f} GiB"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """``1 GPU``, ``2 GPUs``; ``plural`` where it is not the noun with an s."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -14,6 +14,7 @@ from agent_rl.config import RunConfig
 from agent_rl.engines.server_model import read_served_model
 from agent_rl.engines.server_process import engines_dir
 from agent_rl.errors import ConfigError
+from agent_rl.findings import counted
 from agent_rl.policies import policy_folder
 
 _CHECK_TIMEOUT_S = 5.0
@@ -58,7 +59,10 @@ def _model(config: RunConfig) -> Iterator[ServerFinding]:
     except ConfigError as error:
         yield ServerFinding("served model", "missing", error.problems[0], "set policy.path")
         return
-    detail = f"{layout.num_moe_layers} MoE layers, {layout.moe_top_k} of {layout.num_experts}"
+    detail = (
+        f"{counted(layout.num_moe_layers, 'MoE layer')}, "
+        f"{layout.moe_top_k} of {counted(layout.num_experts, 'expert')} a token"
+    )
     yield ServerFinding("served model", "ok", detail)
     tied = json.loads((folder / "config.json").read_text()).get("tie_word_embeddings", False)
     if tied and config.engine.urls:
@@ -87,6 +91,6 @@ def _devices(wanted: int) -> ServerFinding:
     return ServerFinding(
         "GPUs for servers",
         "ok" if found >= wanted else "missing",
-        f"{found} of {wanted}",
+        f"{counted(found, 'GPU')} here, {wanted} needed by the servers",
         "" if found >= wanted else "lower engine.num_servers or engine.tensor_parallel",
     )

@@ -15,11 +15,17 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from agent_rl.budget import budget, model_size
-from agent_rl.config import ImagesConfig, PolicyConfig, RunConfig, TasksConfig
+from agent_rl.config import ImagesConfig, PolicyConfig, RunConfig, TasksConfig, TrainerConfig
 from agent_rl.config_io import load_config
 from agent_rl.doctor import check_config
 from agent_rl.doctor_images import check_images
-from agent_rl.doctor_needs import check_needs, check_policy, check_ports, gpu_memory
+from agent_rl.doctor_needs import (
+    check_needs,
+    check_policy,
+    check_ports,
+    check_trainer_memory,
+    gpu_memory,
+)
 from agent_rl.errors import ConfigError
 from agent_rl.findings import Check
 from agent_rl.known_models import KNOWN_MODELS
@@ -169,6 +175,36 @@ def test_the_embedded_policy_needs_little() -> None:
     found = by_name(list(check_needs(RunConfig())))
     assert {check.verdict for check in found.values()} == {"ok"}
     assert "on CPU" in found["trainer memory"].detail or "GPUs" in found["trainer memory"].detail
+
+
+ONE_GPU = 141 << 30
+FEW = "with a larger trainer.num_processes and trainer.expert_parallel or context_parallel"
+
+
+@pytest.mark.parametrize(
+    ("processes", "gpus", "memory", "verdict", "said", "advised"),
+    [
+        (1, [], 64 << 30, "ok", ("1 process: ", "; on CPU: no GPU here"), ""),
+        (2, [], 64 << 30, "ok", ("2 processes, each ", "; on CPU: no GPU here"), ""),
+        (1, [ONE_GPU], 1, "ok", ("1 process: ", "; 1 GPU here, 1 with that much memory"), ""),
+        (2, [ONE_GPU] * 3, 1, "ok", ("; 3 GPUs here, 3 with that much memory",), ""),
+        (1, [], 1 << 20, "missing", ("; no GPU here, and 0.0 GiB of memory",), "1 GPU of at least"),
+        (2, [ONE_GPU, 1], 1, "missing", ("; 2 GPUs here, 1 with that much",), "2 GPUs of at least"),
+    ],
+)
+def test_trainer_memory_reads_right_in_singular_and_plural(
+    processes: int, gpus: list[int], memory: int, verdict: str, said: tuple[str, ...], advised: str
+) -> None:
+    config = RunConfig(trainer=TrainerConfig(num_processes=processes))
+    need = budget(config, TIED)
+    check = next(check_trainer_memory(config, need, gpus, memory))
+    assert check.verdict == verdict
+    for words in said:
+        assert words in check.detail
+    assert check.advice.startswith(advised)
+    if verdict == "missing":
+        assert check.advice.endswith(FEW)
+        assert (" each;" in check.advice) == (processes > 1)
 
 
 def test_an_unknown_model_that_is_not_here_has_unknown_needs() -> None:
