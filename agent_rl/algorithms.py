@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agent_rl.config import AlgorithmConfig
+from agent_rl.config import AlgorithmConfig, RunConfig
 
 Advantage = Literal["grpo", "dr_grpo"]
 Reduction = Literal["token", "sequence", "constant"]
@@ -84,10 +84,13 @@ def correction_bounds(config: AlgorithmConfig) -> tuple[float, float]:
     )
 
 
-def advice(replay: str, config: AlgorithmConfig) -> list[str]:
+def advice(config: RunConfig) -> list[str]:
     """What may be a mistake and is no error; one sentence each, told before a run starts."""
+    replay, algorithm = config.routing.replay, config.algorithm
     said: list[str] = []
-    if replay in ("r3", "mixed") and config.correction == "tis":
+    replays = replay in ("r3", "mixed")
+    # Rollouts of older weights differ from the old policy for another reason too.
+    if replays and algorithm.correction == "tis" and not config.train.overlap_rollout:
         said.append(
             f"algorithm.correction=tis beside routing.replay={replay}: replay removes most of the "
             "mismatch that TIS corrects, and arXiv 2510.11370 measured 1.69 points less with both "

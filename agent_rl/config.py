@@ -241,6 +241,8 @@ class TrainConfig:
     """Length of the run and what it leaves behind."""
 
     steps: int = 100  # rollout and update, this often
+    # roll out the next step while this one trains; its weights are one update older then
+    overlap_rollout: bool = False
     max_wall_s: float = 0.0  # end after the step that passes it; 0 is no limit
     save_every: int = 10  # steps between checkpoints
     keep_last: int = 2  # checkpoints that stay

@@ -7,8 +7,9 @@ One step::
               ▼  │ rows, log-probs                                    ▼
            sandbox, engine                             cache.retire(older versions)
 
-Rollout and training take turns: the trainer works while no request is in flight, so one weight
-version samples a whole step.
+Rollout and training take turns, or with ``train.overlap_rollout`` work side by side on neighbouring
+steps (``rollout_ahead.py``). Weights change while no request is in flight, so one weight version
+samples a whole step.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from agent_rl.config import RunConfig
@@ -24,8 +26,9 @@ from agent_rl.dynamic_sampling import Collector, collect_groups
 from agent_rl.metrics.probe import probe_mismatch
 from agent_rl.metrics.rollout import rollout_metrics
 from agent_rl.protocols import Generator, Trainer
+from agent_rl.rollout_ahead import RolloutAhead, in_thread, release_rows
 from agent_rl.samples import build_samples
-from agent_rl.types import Group
+from agent_rl.types import Group, TrainSample
 from envs.base import Task
 from routing_cache import RoutingCache
 
@@ -54,31 +57,47 @@ class LoopParts:
 
 async def train_steps(parts: LoopParts, observer: StepObserver, *, first_step: int) -> None:
     """Run steps ``first_step`` to ``config.train.steps``."""
-    for step in range(first_step, parts.config.train.steps + 1):
-        started = time.monotonic()
-        groups = await collect_groups(parts.collect, parts.curriculum, parts.config, step)
-        collected = time.monotonic()
+    config = parts.config
 
-        samples = build_samples(groups, parts.config)
-        metrics = rollout_metrics(groups, parts.config.rollout.min_valid_members)
-        if samples:  # equal rewards teach nothing: such a step leaves the weights alone
-            if is_due(step, parts.config.train.mismatch_every):
-                layers = parts.engine.row_layout.moe_layers
-                metrics |= probe_mismatch(parts.trainer, samples, parts.config, step, layers)
-            metrics |= parts.trainer.step(samples)
-            version = parts.trainer.weight_version
-            await parts.engine.load_weights(parts.trainer.publish_weights(), version)
-            parts.routing.retire(before=version - parts.config.routing.max_staleness)
+    def collect(step: int) -> Awaitable[list[Group]]:
+        return collect_groups(parts.collect, parts.curriculum, config, step)
 
-        metrics |= time_split(groups, collected - started, time.monotonic() - collected)
-        if parts.evaluate is not None and is_due(step, parts.config.train.eval_every):
-            metrics |= await parts.evaluate()
-        stop = observer.step_done(step, groups, metrics)
-        for trajectory in (t for group in groups for t in group.trajectories):
-            if trajectory.routed_experts is not None:
-                trajectory.routed_experts.release()
-        if stop:
-            return
+    async with RolloutAhead(collect) as rollouts:
+        for step in range(first_step, config.train.steps + 1):
+            started = time.monotonic()
+            collected = await rollouts.take(step)
+            groups, waited_s = collected.groups, time.monotonic() - started
+            if config.train.overlap_rollout and step < config.train.steps:
+                rollouts.begin(step + 1)
+
+            samples = build_samples(groups, config)
+            metrics = rollout_metrics(groups, config.rollout.min_valid_members)
+            if samples:  # equal rewards teach nothing: such a step leaves the weights alone
+                work = partial(update, parts, samples, step)
+                metrics |= await in_thread(work) if config.train.overlap_rollout else work()
+            waited_s += await rollouts.settle()  # weights change between two rollouts only
+            if samples:
+                version = parts.trainer.weight_version
+                await parts.engine.load_weights(parts.trainer.publish_weights(), version)
+                parts.routing.retire(before=version - config.routing.max_staleness)
+
+            wall_s = time.monotonic() - started
+            metrics |= time_split(groups, collected.seconds, wall_s - waited_s, wall_s)
+            if parts.evaluate is not None and is_due(step, config.train.eval_every):
+                metrics |= await parts.evaluate()
+            stop = observer.step_done(step, groups, metrics)
+            release_rows(groups)
+            if stop:
+                return
+
+
+def update(parts: LoopParts, samples: Sequence[TrainSample], step: int) -> dict[str, float]:
+    """The trainer's part of a step: measure the mismatch where it is due, then train."""
+    metrics: dict[str, float] = {}
+    if is_due(step, parts.config.train.mismatch_every):
+        layers = parts.engine.row_layout.moe_layers
+        metrics |= probe_mismatch(parts.trainer, samples, parts.config, step, layers)
+    return metrics | parts.trainer.step(samples)
 
 
 def is_due(step: int, every: int) -> bool:
@@ -86,8 +105,16 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def time_split(groups: Sequence[Group], collect_s: float, train_s: float) -> dict[str, float]:
-    """Wall time of a step; rollout time is shared out as its turns spent it."""
+def time_split(
+    groups: Sequence[Group], collect_s: float, train_s: float, wall_s: float
+) -> dict[str, float]:
+    """Wall time of a step; rollout time is shared out as its turns spent it.
+
+    Args:
+        collect_s: of this step's rollout, which may have run during the step before.
+        train_s: of everything else in the step.
+        wall_s: of the step. What ``train_s`` leaves of it was spent waiting for a rollout.
+    """
     turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
     generate = sum(turn.seconds_generate for turn in turns)
     environment = sum(turn.seconds_environment for turn in turns)
@@ -97,6 +124,7 @@ def time_split(groups: Sequence[Group], collect_s: float, train_s: float) -> dic
         "time_generate_s": collect_s * share,
         "time_environment_s": collect_s * (1 - share),
         "time_train_s": train_s,
-        "time_step_s": collect_s + train_s,
-        "tokens_per_s": num_tokens / max(1e-9, collect_s + train_s),
+        "time_wait_rollout_s": wall_s - train_s,
+        "time_step_s": wall_s,
+        "tokens_per_s": num_tokens / max(1e-9, wall_s),
     }

@@ -31,7 +31,7 @@ async def run_training(config: RunConfig, folder: RunFolder, display: Display) -
     Cancelling keeps every completed step: the last one is saved on the way out.
     """
     display.note(f"run folder: {folder.path}")
-    for text in advice(config.routing.replay, config.algorithm):
+    for text in advice(config):
         display.note(f"warning: {text}")
     display.activity("loading engine and trainer", 0, 1)
     parts = assemble(config, on_rollout=lambda n, m: display.activity("rollout", n, m))

@@ -88,9 +88,20 @@ def _sandbox(config: RunConfig) -> Iterator[Fault]:
         )
 
 
+def _overlap(config: RunConfig) -> Iterator[Fault]:
+    replays = config.routing.replay in ("r3", "mixed")
+    if config.train.overlap_rollout and replays and config.routing.max_staleness < 1:
+        yield (
+            "routing.max_staleness",
+            f"got {config.routing.max_staleness}, expected 1 or more because "
+            "train.overlap_rollout=true trains on rollouts of the weights before the newest",
+        )
+
+
 ROLLOUT_RULES: tuple[Rule, ...] = (
     _sampling,
     _lengths,
     _servers,
     _sandbox,
+    _overlap,
 )

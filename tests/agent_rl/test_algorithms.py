@@ -8,7 +8,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from agent_rl.algorithms import CORRECTION_BOUNDS, DEFAULTS, advice, correction_bounds, objective
-from agent_rl.config import AlgorithmConfig, EngineConfig, RoutingConfig, RunConfig
+from agent_rl.config import AlgorithmConfig, EngineConfig, RoutingConfig, RunConfig, TrainConfig
 from agent_rl.rules import check_rules
 from agent_rl.trainer.advantage import ADVANTAGES
 from agent_rl.trainer.losses import LOSSES
@@ -128,6 +128,26 @@ def test_bounds_of_a_correction_are_its_own_unless_set() -> None:
 def test_replay_with_truncated_importance_sampling_is_advised_against(
     replay: str, correction: str, warned: int
 ) -> None:
-    said = advice(replay, AlgorithmConfig(correction=correction))  # type: ignore[arg-type]
+    config = RunConfig(
+        algorithm=AlgorithmConfig(correction=correction),  # type: ignore[arg-type]
+        routing=RoutingConfig(replay=replay),  # type: ignore[arg-type]
+    )
+    said = advice(config)
     assert len(said) == warned
     assert all("1.69" in text and "algorithm.correction=none" in text for text in said)
+    # Beside an update the rollout is of older weights, which replay does not take away.
+    assert advice(replace(config, train=TrainConfig(overlap_rollout=True))) == []
+
+
+@pytest.mark.parametrize(
+    ("replay", "max_staleness", "broken"),
+    [("r3", 0, True), ("mixed", 0, True), ("r3", 1, False), ("off", 0, False), ("r2", 0, False)],
+)
+def test_rows_of_a_rollout_beside_the_update_may_be_one_version_old(
+    replay: str, max_staleness: int, broken: bool
+) -> None:
+    config = RunConfig(
+        routing=RoutingConfig(replay=replay, max_staleness=max_staleness),  # type: ignore[arg-type]
+        train=TrainConfig(overlap_rollout=True),
+    )
+    assert [key for key, _ in check_rules(config)] == ["routing.max_staleness"] * broken

@@ -129,6 +129,34 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert all(name.startswith("step-") for name in saved)
 
 
+@pytest.mark.slow
+@pytest.mark.megatron
+def test_rollouts_beside_updates_stop_and_go_on(uninterrupted: Path) -> None:
+    """The first step after a start is on-policy, every other one is one update behind."""
+    beside = ("train.overlap_rollout=true", "routing.max_staleness=1")
+    process = _train(uninterrupted, "beside", *beside)
+    _wait_for_step(uninterrupted, "beside", 2)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output.decode()
+    _assert_all_gone(f"{uninterrupted}/beside")
+    done = len(read_metrics(uninterrupted / "beside" / "metrics.jsonl"))
+    assert 2 <= done < STEPS
+
+    resume = [*AGENT_RL, "train", "--resume", str(uninterrupted / "beside")]
+    _finish(subprocess.Popen(resume, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+    numbers = _numbers(uninterrupted, "beside")
+    resumed = int(orjson.loads((uninterrupted / "beside" / "summary.json").read_bytes())["steps"])
+    assert [row["step"] for row in numbers] == list(range(1, resumed + 1)) == [1, 2, 3, 4]
+    assert numbers[0] == pytest.approx(_numbers(uninterrupted, "whole")[0], rel=1e-6, abs=1e-6)
+    assert all(row["replayed_fraction"] == 1.0 for row in numbers)
+    stale = [row["staleness_max"] for row in numbers]
+    assert stale[:2] == [0.0, 1.0]
+    assert stale.count(0.0) == 2  # step 1, and the first one after the resume
+    for step in range(1, STEPS + 1):
+        assert _tasks(uninterrupted, "beside", step) == _tasks(uninterrupted, "whole", step)
+
+
 def _marked_processes(mark: str) -> list[str]:
     """Command lines of processes that inherited ``mark`` in their environment."""
     found = []
