@@ -10,6 +10,7 @@ import orjson
 import typer
 from rich.table import Table
 
+from agent_rl.commands.bench_overlap import overlap
 from agent_rl.commands.bench_r3 import r3
 from agent_rl.commands.bench_trainer import trainer
 from agent_rl.store.run_folder import write_aside
@@ -20,6 +21,7 @@ bench_app.command(
     epilog="Examples: agent-rl bench r3 --json r3.json · agent-rl bench r3 runs/repair_tiny"
 )(r3)
 bench_app.command(epilog="Example: agent-rl bench trainer --json trainer.json")(trainer)
+bench_app.command(epilog="Example: agent-rl bench overlap configs/repair_tiny.yaml")(overlap)
 JsonFile = Annotated[Path | None, typer.Option(help="also write flat JSON here")]
 
 
