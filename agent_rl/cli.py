@@ -14,6 +14,7 @@ from rich.console import Console
 
 from agent_rl.errors import AgentRLError, ConfigError, RolloutError
 from agent_rl.interrupt import Interrupted
+from agent_rl.suggest import command_line
 from agent_rl.terminal import make_console
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED = 1, 2, 3, 130
@@ -208,7 +209,7 @@ def _refuse_evaluations(command: str, source: Path | None) -> None:
             [
                 f"{source}: got the configuration of an evaluation (it has the section "
                 f"{point.name}), expected one of a training run: {command} cannot use it; run it "
-                f"with: agent-rl eval {source}"
+                f"with: {command_line('agent-rl', 'eval', source)}"
             ]
         )
 

@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from agent_rl.config import RunConfig
 from agent_rl.errors import ConfigError
 from agent_rl.rules import check_rules, check_rules_anywhere
+from agent_rl.suggest import command_line
 
 _T = TypeVar("_T")
 _OVERRIDE = "override"
@@ -183,8 +184,8 @@ def _folder_instead(path: Path) -> str:
         return f"{path}: got a folder, expected a YAML config"
     return (
         f"{path}: got the folder of a run, expected a YAML config; to go on with the run: "
-        f"agent-rl train --resume {path}; to start another like it: "
-        f"agent-rl train {path / 'config.yaml'}"
+        f"{command_line('agent-rl', 'train', '--resume', path)}; to start another like it: "
+        f"{command_line('agent-rl', 'train', path / 'config.yaml')}"
     )
 
 

@@ -18,6 +18,7 @@ from agent_rl.errors import ConfigError
 from agent_rl.findings import Check, counted, gib
 from agent_rl.known_models import KNOWN_MODELS
 from agent_rl.policies import HUB_PREFIX, policy_folder
+from agent_rl.suggest import command_line
 from agent_rl.trainer.families import read_shape
 from agent_rl.trainer.shape import ModelShape
 from agent_rl.trainer.workers.world import launcher, num_processes
@@ -38,9 +39,10 @@ def check_policy(config: RunConfig) -> Iterator[Check]:
         shape = KNOWN_MODELS.get(name)
         size = f" ({gib(model_size(shape).total * 2)} in bfloat16)" if shape else ""
         if path.startswith(HUB_PREFIX):
-            advice = f"hf download {name}{size}"
+            advice = f"{command_line('hf', 'download', name)}{size}"
         else:
-            advice = f"hf download ORG/NAME --local-dir {path}, or set policy.path=hf:ORG/NAME"
+            download = command_line("hf", "download", "ORG/NAME", "--local-dir", path)
+            advice = f"{download}, or set policy.path=hf:ORG/NAME"
         yield Check("policy", "missing", error.problems[0].removeprefix("policy.path: "), advice)
         return
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from agent_rl.errors import ConfigError
+from agent_rl.suggest import command_line
 
 _ASSETS = Path(__file__).parent / "assets"
 _BUILTIN_PREFIX = "builtin:"
@@ -49,7 +50,7 @@ def _cached(repository: str) -> Path:
         raise ConfigError(
             [
                 f"policy.path: got {HUB_PREFIX}{repository}, which is not on this machine; "
-                f"download it: hf download {repository}"
+                f"download it: {command_line('hf', 'download', repository)}"
             ]
         ) from error
 

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from agent_rl.suggest import command_line
 from agent_rl.terminal import make_console
 from envs.images.environments import ImageSettings
 from envs.tasks.from_repository import (
@@ -131,17 +132,18 @@ def show_next(out: Path, num_kept: int, base_image: str | None, console: Console
     if not num_kept:
         console.print("no task was kept, so there is nothing to train on")
         return
+    grade = ("agent-rl", "swebench", "grade", "gold")
     lines = ["", "Next (each task is a container image, so a Docker daemon is needed):"]
     if base_image is not None:
         lines += [
             "  a base image with git, Python and requirements.txt, unless you have one (network):",
-            f"    docker build --tag {base_image} {out / 'base'}",
+            f"    {command_line('docker', 'build', '--tag', base_image, out / 'base')}",
             "  the tasks' images (--images does this, and leaves out what fails in its image):",
-            f"    sh {out / 'images' / 'build.sh'}",
+            f"    {command_line('sh', out / 'images' / 'build.sh')}",
         ]
     lines += [
         "  check that the official harness resolves every fix:",
-        f"    agent-rl swebench grade gold --dataset {out / 'swebench.jsonl'} --name check",
+        f"    {command_line(*grade, '--dataset', out / 'swebench.jsonl', '--name', 'check')}",
         "  train, with your own model, engine and sizes in place of the file's:",
         f"    {train_command(out)}",
     ]
@@ -152,4 +154,4 @@ def train_command(out: Path) -> str:
     """How to train on a made folder; every key that its tasks need."""
     keys = ("tasks.kind=r2e_gym", f"tasks.rows={out / 'r2e_gym.jsonl'}")
     more = ("tasks.heldout_fraction=0.2", "sandbox.kind=docker", "agent.renderer=chat_template")
-    return " ".join(("agent-rl", "train", TRAIN_CONFIG, *keys, *more))
+    return command_line("agent-rl", "train", TRAIN_CONFIG, *keys, *more)

@@ -20,6 +20,7 @@ from agent_rl.interrupt import Interrupted, run_interruptible
 from agent_rl.metrics.display import clock, make_display
 from agent_rl.metrics.summary import Summary
 from agent_rl.store.run_folder import RunExistsError, RunFolder, RunFolderError, write_aside
+from agent_rl.suggest import command_line
 from agent_rl.terminal import make_console
 from agent_rl.trainer.checkpoint import NO_ROOM, CheckpointStore
 
@@ -58,9 +59,7 @@ def train_command(config_path: Path | None, overrides: Sequence[str], resume: Pa
         with _disk_full_as_error(folder.path), make_display(console) as display:
             summary = run_interruptible(run_training(config, folder, display))
     except Interrupted:
-        console.print(
-            f"stopped; continue with: agent-rl train --resume {folder.path}", soft_wrap=True
-        )
+        console.print(f"stopped; continue with: {_resume_line(folder.path)}", soft_wrap=True)
         raise
     finally:
         folder.close()
@@ -77,8 +76,12 @@ def _disk_full_as_error(run: Path) -> Iterator[None]:
             raise
         raise RunFolderError(
             f"no space left ({error}): got={shutil.disk_usage(run).free} bytes free in {run} "
-            f"expected=more; free some and continue with: agent-rl train --resume {run}"
+            f"expected=more; free some and continue with: {_resume_line(run)}"
         ) from error
+
+
+def _resume_line(run: Path) -> str:
+    return command_line("agent-rl", "train", "--resume", run)
 
 
 def _resumed(path: Path, overrides: Sequence[str]) -> tuple[RunFolder, RunConfig]:
@@ -107,10 +110,10 @@ def _refusal(path: Path, key: str) -> str:
     if not steps:
         return text
     newest = path / "checkpoints" / f"step-{steps[-1]:08d}"
+    words = ("agent-rl", "train", path / "config.yaml", f"policy.path={newest}", f"{key}=VALUE")
     return (
         f"{text}; to train on with another value, start a new run from its weights (the "
-        f"optimizer starts afresh): agent-rl train {path / 'config.yaml'} "
-        f"policy.path={newest} {key}=VALUE"
+        f"optimizer starts afresh): {command_line(*words)}"
     )
 
 
@@ -158,7 +161,8 @@ def _show(console: Console, summary: Summary, folder: RunFolder) -> None:
     console.print(f"curves:      {folder.plots / 'run.png'}", soft_wrap=True)
     console.print(f"summary:     {folder.summary_file}", soft_wrap=True)
     console.print(f"policy:      {folder.checkpoints} (newest)", soft_wrap=True)
-    console.print(f"read an episode: agent-rl rollout {folder.path} --task 0", soft_wrap=True)
+    rollout = command_line("agent-rl", "rollout", folder.path, "--task", 0)
+    console.print(f"read an episode: {rollout}", soft_wrap=True)
 
 
 def _replay_rows(summary: Summary) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agent_rl.errors import ConfigError
+from agent_rl.suggest import command_line
 from agent_rl.terminal import make_console
 
 
@@ -48,6 +49,5 @@ def warmstart_command(folder: Path, recipe: str, seed: int | None, num_demos: in
         f"{record['num_parameters']:,.0f} parameters in {record['wall_s']:.0f} s: {folder}",
         soft_wrap=True,
     )
-    console.print(
-        f"measure it: agent-rl eval configs/repair_tiny.yaml policy.path={folder}", soft_wrap=True
-    )
+    words = ("agent-rl", "eval", "configs/repair_tiny.yaml", f"policy.path={folder}")
+    console.print(f"measure it: {command_line(*words)}", soft_wrap=True)

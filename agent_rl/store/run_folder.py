@@ -16,6 +16,7 @@ import orjson
 from agent_rl.config import RunConfig
 from agent_rl.config_io import dump_config, load_resolved
 from agent_rl.errors import AgentRLError
+from agent_rl.suggest import command_line
 
 
 class RunFolderError(AgentRLError):
@@ -41,9 +42,10 @@ class RunFolder:
         try:
             path.mkdir()
         except FileExistsError as error:
+            resume = command_line("agent-rl", "train", "--resume", path)
             raise RunExistsError(
-                f"{path} already holds a run: resume it with 'agent-rl train --resume {path}', "
-                f"or give another name (name=...)"
+                f"{path} already holds a run: resume it with {resume}; or give another name "
+                "(name=...)"
             ) from error
         folder = cls(path, _take_lock(path))
         write_aside(folder.config_file, dump_config(config).encode())
