@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
+from agent_rl.assemble import Assembly, Environments, Rollout
+from agent_rl.config import RunConfig
+from agent_rl.curriculum import Curriculum
+from agent_rl.engines.scripted import ScriptedGenerator
+from agent_rl.loop import LoopParts
 from agent_rl.protocols import Weights
+from agent_rl.rollout.chat import CompactRenderer
+from agent_rl.rollout.compact_tokenizer import build_compact_tokenizer
 from agent_rl.types import Floats, Group, Status, TrainSample, Trajectory
+from envs.base import Env, Task
+from routing_cache import RoutingCache
 
 
 def trajectory(
@@ -75,3 +86,42 @@ class FakeTrainer:
 
     def close(self) -> None:
         return None
+
+
+class Notes:
+    """A display that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def activity(self, what: str, done: int, total: int) -> None: ...
+
+    def step_done(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+async def _nothing(tasks: Sequence[Task], step: int) -> list[Group]:
+    raise AssertionError("nothing is collected here")
+
+
+def _no_env(task: Task) -> Env:
+    raise AssertionError("nothing is played here")
+
+
+def assembly(config: RunConfig) -> Assembly:
+    """A fresh process: trainer and engine at version 0."""
+    engine = ScriptedGenerator(lambda request, turn: np.array([1], np.int32))
+    routing = RoutingCache(engine.row_layout)
+    renderer = CompactRenderer(build_compact_tokenizer(["a b c ."]), 16)
+    environments = Environments(_no_env, lambda: None, lambda: None, "none")
+    rollout = Rollout(config, engine, routing, renderer, environments, ThreadPoolExecutor(1))
+    curriculum = Curriculum([Task("a", "issue", {}, "a.py", (), {}, {}, b"")], 1, seed=0)
+    loop = LoopParts(config, curriculum, _nothing, engine, FakeTrainer(), routing)
+    return Assembly(rollout, loop, [])

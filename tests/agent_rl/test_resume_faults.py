@@ -4,69 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
 
-import numpy as np
 import orjson
 import pytest
-from loop_fakes import FakeTrainer
+from loop_fakes import FakeTrainer, Notes, assembly
 
-from agent_rl.assemble import Assembly, Environments, Rollout
+from agent_rl.assemble import Assembly
 from agent_rl.config import RunConfig, TrainConfig
-from agent_rl.curriculum import Curriculum
-from agent_rl.engines.scripted import ScriptedGenerator
 from agent_rl.errors import CheckpointError
-from agent_rl.loop import LoopParts
-from agent_rl.rollout.chat import CompactRenderer
-from agent_rl.rollout.compact_tokenizer import build_compact_tokenizer
 from agent_rl.store.run_folder import RunFolder, read_metrics, write_aside
 from agent_rl.trainer.checkpoint import MANIFEST, CheckpointStore
 from agent_rl.training import _TrainingRun
-from agent_rl.types import Group
-from envs.base import Env, Task
-from routing_cache import RoutingCache
-
-
-class Notes:
-    """A display that keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def activity(self, what: str, done: int, total: int) -> None: ...
-
-    def step_done(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None: ...
-
-    def note(self, text: str) -> None:
-        self.texts.append(text)
-
-
-async def nothing(tasks: Sequence[Task], step: int) -> list[Group]:
-    raise AssertionError("these tests collect nothing")
-
-
-def no_env(task: Task) -> Env:
-    raise AssertionError("these tests play nothing")
-
-
-def assembly(config: RunConfig) -> Assembly:
-    """A fresh process: trainer and engine at version 0."""
-    engine = ScriptedGenerator(lambda request, turn: np.array([1], np.int32))
-    routing = RoutingCache(engine.row_layout)
-    renderer = CompactRenderer(build_compact_tokenizer(["a b c ."]), 16)
-    environments = Environments(no_env, lambda: None, lambda: None, "none")
-    rollout = Rollout(config, engine, routing, renderer, environments, ThreadPoolExecutor(1))
-    curriculum = Curriculum([Task("a", "issue", {}, "a.py", (), {}, {}, b"")], 1, seed=0)
-    loop = LoopParts(config, curriculum, nothing, engine, FakeTrainer(), routing)
-    return Assembly(rollout, loop, [])
 
 
 @pytest.fixture

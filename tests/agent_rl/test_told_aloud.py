@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from loop_fakes import group
-from test_resume_faults import Notes, assembly
+from loop_fakes import Notes, assembly, group
 
 from agent_rl.config import (
     AlgorithmConfig,
