@@ -75,17 +75,17 @@ def _one(
 ) -> None:
     from agent_rl.bench.r3 import measure, to_json
 
-    opened = open_source(source, overrides)
-    engines = dict.fromkeys(("bfloat16", "float32", opened.config.engine.dtype))
-    measured = asyncio.run(
-        measure(
-            opened.config,
-            opened.policy,
-            engine_dtypes=tuple(engines),
-            min_tokens=min_tokens,
-            report=console.print,
+    with open_source(source, overrides, console) as opened:
+        engines = dict.fromkeys(("bfloat16", "float32", opened.config.engine.dtype))
+        measured = asyncio.run(
+            measure(
+                opened.config,
+                opened.policy,
+                engine_dtypes=tuple(engines),
+                min_tokens=min_tokens,
+                report=console.print,
+            )
         )
-    )
     console.print(_table(f"{opened.description}, float32 trainer", measured))
     flat = to_json([m.row for m in measured])
     ratio = flat["bfloat16_kl_r3_over_off"]

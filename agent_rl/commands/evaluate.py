@@ -25,8 +25,8 @@ def evaluate_command(
 ) -> None:
     """Print the resolve rate by family, and write it to ``json_file``."""
     console = make_console()
-    source = open_source(path, overrides, step)
-    result = run_interruptible(_evaluate(console, source))
+    with open_source(path, overrides, console, step) as source:
+        result = run_interruptible(_evaluate(console, source))
     split = source.config.tasks.heldout_split
     title = f"{source.description}: {split} tasks, temperature {source.config.eval.temperature:g}"
     console.print(evaluation_table(title, {"resolved": result}))

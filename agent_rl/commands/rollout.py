@@ -28,17 +28,17 @@ def rollout_command(
 ) -> None:
     """Play held-out task ``number`` once and show everything about it."""
     console = make_console()
-    source = open_source(path, overrides)
-    heldout = load_tasks(source.config.tasks).heldout
-    if not 0 <= number < len(heldout):
-        raise ConfigError([f"--task: got {number}, expected 0 to {len(heldout) - 1}"])
-    task = heldout[number]
-    if export is not None and not task.files:
-        raise ConfigError([f"--export: got a task whose files are in an image: {task.task_id}"])
-    if export is not None:
-        commit = write_repository(task, export, hidden_tests=True)
-        console.print(f"{export}: commit {commit[:12]}, with the hidden tests", soft_wrap=True)
-    run_interruptible(_play(console, source, task, seed))
+    with open_source(path, overrides, console) as source:
+        heldout = load_tasks(source.config.tasks).heldout
+        if not 0 <= number < len(heldout):
+            raise ConfigError([f"--task: got {number}, expected 0 to {len(heldout) - 1}"])
+        task = heldout[number]
+        if export is not None and not task.files:
+            raise ConfigError([f"--export: got a task whose files are in an image: {task.task_id}"])
+        if export is not None:
+            commit = write_repository(task, export, hidden_tests=True)
+            console.print(f"{export}: commit {commit[:12]}, with the hidden tests", soft_wrap=True)
+        run_interruptible(_play(console, source, task, seed))
 
 
 async def _play(console: Console, source: PolicySource, task: Task, seed: int) -> None:

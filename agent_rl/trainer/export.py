@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.trainer.checkpoint import sync
+from agent_rl.trainer.checkpoint_reading import unmoved
 from agent_rl.trainer.folders import INDEX, SIDE_FILES
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -29,36 +30,16 @@ def export_model(checkpoint: Path, folder: Path, *, dtype: str | None = None) ->
     """
     if folder.exists():
         raise ConfigError([f"export: got {folder}, which exists; expected a new folder"])
-    inode = _inode(checkpoint)
     aside = folder.parent / f".{folder.name}.{os.getpid()}"
     aside.mkdir(parents=True)
     try:
-        num_bytes = _write(checkpoint, aside, dtype)
-        _require_same(checkpoint, inode)
+        with unmoved(checkpoint):
+            num_bytes = _write(checkpoint, aside, dtype)
         os.rename(aside, folder)
-    except BaseException as error:
+    except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
-        if isinstance(error, OSError | CheckpointError):
-            _require_same(checkpoint, inode)
         raise
     return num_bytes
-
-
-class CheckpointGoneError(CheckpointError):
-    """A run that is going on removed the checkpoint, for a newer one."""
-
-
-def _require_same(checkpoint: Path, inode: int | None) -> None:
-    """Checkpoints are renamed as a whole before they are removed: was it there all along?"""
-    if _inode(checkpoint) != inode:
-        raise CheckpointGoneError(f"{checkpoint} was removed while it was exported")
-
-
-def _inode(folder: Path) -> int | None:
-    try:
-        return folder.stat().st_ino
-    except FileNotFoundError:
-        return None
 
 
 def _write(checkpoint: Path, folder: Path, dtype: str | None) -> int:

@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from agent_rl.commands.export import export_command
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.trainer.checkpoint import MANIFEST, CheckpointStore
-from agent_rl.trainer.export import CheckpointGoneError, export_model
+from agent_rl.trainer.checkpoint_reading import CheckpointGoneError
+from agent_rl.trainer.export import export_model
 from agent_rl.trainer.folders import INDEX
 
 pytestmark = pytest.mark.megatron
@@ -47,7 +48,7 @@ def test_the_newest_whole_checkpoint_of_a_run_is_exported(
     export_command(run, tmp_path / "one", 1, None)
     with pytest.raises(CheckpointError, match=r"config\.json is missing"):
         export_command(run, tmp_path / "two", 2, None)
-    with pytest.raises(CheckpointError, match="nothing to export"):
+    with pytest.raises(CheckpointError, match="has no checkpoint yet"):
         export_command(tmp_path / "out", tmp_path / "three", None, None)
     with pytest.raises(ConfigError, match="exists"):
         export_command(run, tmp_path / "out", None, None)
