@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from envs import tools as t
 from envs.actions.base import ActionFormat, CallError, Parameter, ToolCall, ToolSpec
-from envs.actions.observation import head_and_tail, model_view
+from envs.actions.observation import head_and_tail, model_view, unicode_only
 from envs.base import ExecResult
 from envs.grammar import Spoken
 from envs.testing import SuiteReport
@@ -94,18 +94,18 @@ class ActionGrammar:
         def reply(results: Sequence[t.ToolResult]) -> str:
             texts = [self._show(result) for result in results]
             texts += ["not run: the episode is over"] * (len(parsed.calls) - len(texts))
-            return self._format.results(parsed, texts)
+            return unicode_only(self._format.results(parsed, texts))
 
         return Spoken(tuple(_typed(call) for call in parsed.calls), reply)
 
     def _show(self, result: t.ToolResult) -> str:
         match result:
             case t.Listing():
-                text = _visible("\n".join(_listing(result))) or "nothing found"
+                text = unicode_only("\n".join(_listing(result))) or "nothing found"
             case t.Done():
                 text = "ok"
             case t.Refused():
-                text = _visible(f"error: {result.reason}")
+                text = unicode_only(f"error: {result.reason}")
             case t.Submitted():
                 text = "submitted"
             case SuiteReport():
@@ -149,8 +149,3 @@ def _ending(result: ExecResult) -> str:
     if result.oom:
         return "killed: out of memory"
     return "killed" if result.exit_code is None else f"exit code {result.exit_code}"
-
-
-def _visible(text: str) -> str:
-    """Bytes that are not UTF-8, kept as surrogates in the tools, replaced for the model's view."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agent_rl.types import Group, Trajectory
+from envs.actions.observation import unicode_only
 
 _TURN = pa.struct(
     [
@@ -35,6 +37,7 @@ SCHEMA = pa.schema(
         ("stop_reason", pa.string()),
         ("reward", pa.float32()),
         ("error", pa.string()),
+        ("details", pa.string()),  # a JSON object: why it was graded so, tests passed, attempts, …
         ("patch", pa.binary()),
         ("token_ids", pa.list_(pa.int32())),
         ("loss_mask", pa.list_(pa.bool_())),
@@ -65,9 +68,13 @@ def write_trajectories(file: Path, step: int, groups: Sequence[Group]) -> None:
 
 
 def read_trajectories(file: Path) -> list[dict[str, Any]]:
-    """Rows of a trajectory file; ``routed_experts`` as ``[T, L, K]``, None where not captured."""
+    """Rows of a trajectory file; ``routed_experts`` as ``[T, L, K]``, None where not captured.
+
+    ``details`` are those of the trajectory, empty in files of earlier versions.
+    """
     rows = pq.read_table(file).to_pylist()
     for row in rows:
+        row["details"] = orjson.loads(row.get("details") or "{}")
         if row["routed_experts"] is not None:
             flat = np.frombuffer(row["routed_experts"], np.dtype(row["routed_dtype"]))
             row["routed_experts"] = flat.reshape(row["routed_shape"])
@@ -78,18 +85,20 @@ def _row(step: int, trajectory: Trajectory) -> dict[str, Any]:
     row: dict[str, Any] = {
         "step": step,
         "group_id": trajectory.group_id,
-        "task_id": trajectory.task_id,
+        "task_id": unicode_only(trajectory.task_id),
         "member": trajectory.member,
         "status": str(trajectory.status),
-        "stop_reason": trajectory.stop_reason,
+        "stop_reason": unicode_only(trajectory.stop_reason),
         "reward": trajectory.reward,
-        "error": trajectory.error,
+        "error": unicode_only(trajectory.error),
+        "details": _json(trajectory.details),
         "patch": trajectory.patch,
         "token_ids": trajectory.token_ids,
         "loss_mask": trajectory.loss_mask,
         "rollout_logprobs": trajectory.rollout_logprobs,
         "turns": [
-            {field.name: getattr(turn, field.name) for field in _TURN} for turn in trajectory.turns
+            {field.name: _plain(getattr(turn, field.name)) for field in _TURN}
+            for turn in trajectory.turns
         ],
         "weight_versions": list(trajectory.weight_versions),
     }
@@ -103,3 +112,12 @@ def _row(step: int, trajectory: Trajectory) -> dict[str, Any]:
             "routed_present": present,
         }
     return row
+
+
+def _json(details: Mapping[str, str | int | float]) -> str:
+    return orjson.dumps({key: _plain(value) for key, value in details.items()}).decode()
+
+
+def _plain(value: object) -> object:
+    """What an agent or a broken sandbox said must not keep a step from being written."""
+    return unicode_only(value) if isinstance(value, str) else value

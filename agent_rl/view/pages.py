@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from agent_rl.view.record import EpisodeRecord, TurnRecord
 from agent_rl.view.style import STYLE
+from envs.actions.observation import unicode_only
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _OPEN_CHARS = 3000  # longer texts start folded
@@ -201,8 +202,7 @@ def _badge(label: str) -> str:
 
 def _text(text: str) -> str:
     """Escaped; bytes that were no text are shown as the replacement character."""
-    clean = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    return html.escape(clean.replace("\0", "\N{SYMBOL FOR NULL}"), quote=False)
+    return html.escape(unicode_only(text).replace("\0", "\N{SYMBOL FOR NULL}"), quote=False)
 
 
 def _attribute(text: str) -> str:

@@ -65,7 +65,7 @@ def _write_episode(
 ) -> IndexEntry:
     record = record_of_row(row, decode)
     name = f"step-{step:06d}-{number:05d}.html"
-    verdict = Verdict(_label(record), record.error)
+    verdict = Verdict(_label(record), record.error or str(row["details"].get("grade", "")))
     page = episode_page(record, verdict, back="index.html")
     write_aside(out / name, page.encode("utf-8", "replace"))
     return IndexEntry(name, record, verdict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # terminal colours and cursor moves
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROL = {code: f"\\x{code:02x}" for code in range(32) if code not in (9, 10, 13)}
 
 
@@ -29,3 +30,9 @@ def model_view(output: bytes, max_chars: int) -> str:
     """
     text = _ESCAPES.sub("", output.decode("utf-8", "replace"))
     return head_and_tail(text.translate(_CONTROL), max_chars)
+
+
+def unicode_only(text: str) -> str:
+    """``text`` as any tokenizer, file and endpoint takes it: half surrogate pairs, which stand for
+    stray bytes or come from an escape in JSON, become the replacement character."""
+    return _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)

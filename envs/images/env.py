@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from envs.actions.base import ActionFormat, CallError, ToolCall, ToolSpec
+from envs.actions.observation import unicode_only
 from envs.base import Observation, Score
 from envs.errors import EpisodeError, PatchError
 from envs.git_patch import ExtractedPatch, PatchLimits, extract_patch
@@ -84,7 +85,7 @@ class ImageEnv:
         replies = [self._reply(call) for call in parsed.calls]
         over = self._is_over()
         return Observation(
-            self._parts.action_format.results(parsed, replies),
+            unicode_only(self._parts.action_format.results(parsed, replies)),
             done=over,
             stop_reason="submit" if over else "",
             malformed=any(isinstance(call, CallError) for call in parsed.calls),

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from envs.actions.base import ToolCall
-from envs.actions.observation import head_and_tail, model_view
+from envs.actions.observation import head_and_tail, model_view, unicode_only
 from envs.base import ExecResult
 from envs.errors import WorkspaceError
 from envs.sandbox.docker.sandbox import DockerSandbox
 
 _MAX_VIEW_BYTES = 4 << 20
 _SNIPPET_LINES = 4
+_CONTENTS = frozenset({"file_text", "old_str", "new_str"})  # the arguments that are no words
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,12 @@ class ImageTools:
     def run(self, call: ToolCall) -> str:
         """The reply to a call. Raises InfrastructureError; what the agent did wrong is a reply."""
         try:
+            _check_text(call)
             return self._tools[call.name](call)
         except WorkspaceError as error:
             return f"ERROR: {error}"
 
     def _shell(self, command: str) -> str:
-        if "\0" in command:
-            return "ERROR: a command cannot hold a NUL byte"
         result = self._sandbox.run_shell(
             command,
             timeout_s=self._settings.command_timeout_s,
@@ -177,7 +177,22 @@ class ImageTools:
 
 def _numbered(lines: list[str], first: int, last: int) -> str:
     shown = (f"{number:6}\t{lines[number - 1]}" for number in range(first, last + 1))
-    return "\n".join(shown).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return unicode_only("\n".join(shown))
+
+
+def _check_text(call: ToolCall) -> None:
+    """Raises WorkspaceError for text that no command or file can hold: JSON can spell it."""
+    for name, value in call.arguments.items():
+        if not isinstance(value, str):
+            continue
+        try:
+            value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise WorkspaceError(
+                f"{name} is no text: got={value[:80]!a} expected=Unicode"
+            ) from error
+        if "\0" in value and name not in _CONTENTS:
+            raise WorkspaceError(f"{name} cannot hold a NUL byte: got={value[:80]!a}")
 
 
 def _snippet(text: str, first: int, last: int) -> str:

@@ -16,6 +16,7 @@ from tenacity import (
     wait_random,
 )
 
+from envs.actions.observation import unicode_only
 from eval.errors import ContextFullError, ModelError
 from eval.models.base import ChatReply, Message
 
@@ -132,7 +133,7 @@ class OpenAIChat:
         content = message.content
         if message.role == "assistant" and not self._keep_thinking:
             content = _THINKING.sub("", content, count=1) if "</think>" in content else content
-        return {"role": message.role, "content": _unicode(content)}
+        return {"role": message.role, "content": unicode_only(content)}
 
     async def _ask(self, body: Mapping[str, Any]) -> ChatReply:
         try:
@@ -182,8 +183,3 @@ def _retry_after(answer: httpx.Response) -> float:
 
 def _excerpt(answer: httpx.Response) -> str:
     return f"{answer.status_code} {cast(str, answer.text)[:300]!r}"
-
-
-def _unicode(text: str) -> str:
-    """JSON that every server reads: stray bytes become the replacement character."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

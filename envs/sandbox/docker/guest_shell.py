@@ -72,3 +72,14 @@ trap '__save' EXIT
 set --
 eval "$__command"
 """
+
+
+def unusable(script: str) -> str:
+    """Why no process can be given ``script``; empty when one can."""
+    if "\0" in script:
+        return "it holds a NUL byte"
+    try:
+        script.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return "it holds half a surrogate pair, which is no text"
+    return ""

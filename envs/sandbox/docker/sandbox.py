@@ -162,8 +162,8 @@ class DockerSandbox:
         )
 
     def _run(self, script: str, timeout_s: float, cap: int, stdin: bytes) -> ExecResult:
-        if "\0" in script:
-            raise ValueError("a command holds a NUL byte, which no process can be given")
+        if why := guest_shell.unusable(script):
+            return ExecResult(exit_code=_BROKEN_CODE, output=f"cannot run it: {why}\n".encode())
         with self._lock:
             self._check_open()
             if self._broken or not (self._channel or self._open_channel()):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from agent_rl.store.trajectories import read_trajectories, write_trajectories
-from agent_rl.types import Group, Status, Trajectory
+from agent_rl.types import Group, Status, Trajectory, Turn
 from routing_cache import ArrayRows, DigestMismatchError, RowLayout
 
 # More experts than a byte can name, and as many experts a token as real models use.
@@ -66,3 +67,31 @@ def test_each_sample_keeps_its_digest_on_disk(tmp_path: Path, layout: RowLayout)
         with pytest.raises(DigestMismatchError):
             held.verify(np.array(other["token_ids"], np.int32))
     assert read[2]["routed_present"] == [True] * 6 + [False] * 2
+
+
+def test_text_that_is_no_unicode_is_written_and_nothing_said_of_a_grade_is_lost(
+    tmp_path: Path,
+) -> None:
+    """Half a surrogate pair comes from an escape in a call's JSON or a file name of stray bytes."""
+    odd = trajectory(0, None)
+    odd.turns = [Turn(1, 5, "stop", "view \ud800", "no such file: \udce9", 0)]
+    odd.error = odd.stop_reason = "x\udfff"
+    odd.details = {"grade": "fails \ud800", "tests_passed": 3, "rows_shared_least": 0.5}
+    file = tmp_path / "step.parquet"
+    write_trajectories(file, 1, [Group("g", "t", [odd, trajectory(1, None)])])
+    row, other = read_trajectories(file)
+    assert (row["turns"][0]["action"], row["turns"][0]["observation"]) == (
+        "view \ufffd",
+        "no such file: \ufffd",
+    )
+    assert row["error"] == row["stop_reason"] == "x\ufffd"
+    assert row["details"] == {"grade": "fails \ufffd", "tests_passed": 3, "rows_shared_least": 0.5}
+    assert other["details"] == {}
+
+
+def test_files_without_details_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "step.parquet"
+    write_trajectories(file, 1, [Group("g", "t", [trajectory(0, None)])])
+    table = pq.read_table(file)
+    pq.write_table(table.drop_columns(["details"]), file)
+    assert read_trajectories(file)[0]["details"] == {}

@@ -30,6 +30,7 @@ def make_trajectory(member: int, reward: float | None) -> Trajectory:
         weight_versions=(1,),
         patch=b"+caf\xe9\n",
         error="" if reward is not None else "daemon gone",
+        details={} if reward is None else {"grade": f"{reward:g} of 1 tests as expected"},
     )
 
 
@@ -50,6 +51,7 @@ def test_every_trajectory_of_the_wanted_steps_has_a_page(tmp_path: Path) -> None
     assert "step-000001" not in text
     for label in ("resolved", "unresolved", "failed"):
         assert f">{label}<" in text
+    assert "0 of 1 tests as expected" in (tmp_path / "html" / "step-000002-00001.html").read_text()
     page = (tmp_path / "html" / "step-000002-00002.html").read_text()
     assert "daemon gone" in page
     assert "prompt [0, 1, 2]" in page

@@ -1,0 +1,117 @@
+"""The tools of image tasks, over a container whose shell answers everything with success."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from fake_engine import FakeEngine
+
+from envs.actions import FORMATS, TOOL_SETS
+from envs.actions.base import CallError
+from envs.images.tools import ImageTools, ToolSettings
+from envs.sandbox.docker.engine import ExecStream, ImageInfo
+from envs.sandbox.docker.host import DockerHost
+from envs.sandbox.docker.options import DockerOptions
+from envs.sandbox.docker.sandbox import DockerSandbox
+
+
+class Yes:
+    """A shell to which every script is a success without output; keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self._answer = b""
+
+    def send(self, data: bytes) -> None:
+        self.sent.append(data)
+        self._answer += data.split(b" ", 1)[0] + b" 0 0 0\n"
+
+    def receive(self, timeout_s: float) -> bytes | None:
+        answer, self._answer = self._answer, b""
+        return answer or None
+
+    def exit_code(self) -> int | None:
+        return 0
+
+    def close(self) -> None:
+        return None
+
+
+@dataclass
+class YesEngine(FakeEngine):
+    shell: Yes = field(default_factory=Yes)
+
+    def open_exec(
+        self,
+        container_id: str,
+        argv: Sequence[str],
+        *,
+        stdin: bool,
+        user: str = "",
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+    ) -> ExecStream:
+        return self.shell
+
+
+@pytest.fixture
+def engine() -> YesEngine:
+    return YesEngine(images={"image": ImageInfo("sha256:1", "amd64")})
+
+
+@pytest.fixture
+def box(engine: YesEngine) -> DockerSandbox:
+    host = DockerHost(engine, "run", free_bytes=lambda folder: 1 << 40)
+    return DockerSandbox.start(host, "image", DockerOptions())
+
+
+def said(name: str, **arguments: str | int) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+HALF, NUL = "a\ud800b", "a\0b"  # JSON can spell both
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        *(said("execute_bash", cmd=bad) for bad in (HALF, NUL)),
+        *(said("search", search_term=bad) for bad in (HALF, NUL)),
+        *(said("search", search_term="x", path=bad) for bad in (HALF, NUL)),
+        *(said("file_editor", command="view", path=bad) for bad in (HALF, NUL)),
+        *(said("file_editor", command="create", path=b, file_text="x") for b in (HALF, NUL)),
+        said("file_editor", command="create", path="n.py", file_text=HALF),
+        said("file_editor", command="str_replace", path="n.py", old_str=HALF, new_str="y"),
+        said("file_editor", command="str_replace", path="n.py", old_str="y", new_str=HALF),
+        said("file_editor", command="insert", path="n.py", insert_line=0, new_str=HALF),
+        *(said("file_editor", command="undo_edit", path=bad) for bad in (HALF, NUL)),
+    ],
+    ids=ascii,
+)
+def test_text_that_no_command_or_file_can_hold_is_a_reply_and_not_a_failure(
+    box: DockerSandbox, engine: YesEngine, action: str
+) -> None:
+    (call,) = FORMATS["hermes_json"]().parse(action, TOOL_SETS["r2e"]).calls
+    assert not isinstance(call, CallError)
+    before = len(engine.shell.sent)
+    reply = ImageTools(box, ToolSettings()).run(call)
+    assert reply.startswith("ERROR: ")
+    reply.encode()
+    assert len(engine.shell.sent) == before
+
+
+def test_a_file_may_hold_a_nul_byte(box: DockerSandbox, engine: YesEngine) -> None:
+    action = said("file_editor", command="insert", path="n.bin", insert_line=0, new_str="a\0b")
+    (call,) = FORMATS["hermes_json"]().parse(action, TOOL_SETS["r2e"]).calls
+    assert not isinstance(call, CallError)
+    assert ImageTools(box, ToolSettings()).run(call).startswith("edited")
+    assert engine.shell.sent[-1].endswith(b"a\0b\n")
+
+
+@pytest.mark.parametrize("word", ["\ud800", "a\0b"])
+def test_a_command_that_cannot_even_start_is_the_agents(box: DockerSandbox, word: str) -> None:
+    assert box.exec(["echo", word], timeout_s=5).exit_code == 126
+    assert box.run_shell(f"echo {word}", timeout_s=5).exit_code == 126
