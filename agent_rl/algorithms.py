@@ -23,7 +23,8 @@ class Objective:
     ``reduction``: what a step's loss is the mean over. ``token``: all trained tokens (arXiv
     2503.14476, eq. 8); ``sequence``: trajectories, each being the mean of its tokens (arXiv
     2402.03300, eq. 3); ``constant``: trajectories, each being the sum of its tokens over the
-    longest allowed length (arXiv 2503.20783, listing 1).
+    longest allowed length (arXiv 2503.20783, listing 1, where it is that of the sampled tokens
+    alone: another constant changes nothing but the gradient's norm).
     """
 
     advantage: Advantage
@@ -43,12 +44,12 @@ DEFAULTS: dict[str, Objective] = {
     "dapo": Objective("grpo", "token", 0.2, 0.28, 0.2, 2),
     # arXiv 2507.18071, 5.1: the ratio of a sequence moves far less than that of a token
     "gspo": Objective("grpo", "sequence", 3e-4, 4e-4, 0.0, 0),
-    # arXiv 2506.13585, 3.1: no lower bound; the paper does not print the upper one
+    # arXiv 2506.13585, 3.1: no lower bound; the paper does not print the upper one, SkyRL has 4
     "cispo": Objective("grpo", "token", 1.0, 4.0, 0.0, 0),
     "sft": Objective("grpo", "token", 0.0, 0.0, 0.0, 0),
 }
 
-# Bounds of the rollout correction that the papers use; ``trainer.losses.correction`` names them.
+# Bounds of the rollout correction; ``trainer.losses.correction`` says where they come from.
 CORRECTION_BOUNDS: dict[str, tuple[float, float]] = {
     "tis": (0.0, 2.0),
     "icepop": (0.5, 5.0),

@@ -1,8 +1,14 @@
 """Dynamic sampling: replace groups that teach nothing by groups of other tasks, within bounds.
 
-DAPO (arXiv 2503.14476, 3.2) samples until the batch is full of groups whose rewards differ. A
-policy that solves all or nothing would sample for ever, so the rounds are bounded; what was
-sampled and dropped is still reported, and a resumed run asks the same tasks again.
+DAPO (arXiv 2503.14476, 3.2 and eq. 11) samples until the batch is full of groups that are neither
+all right nor all wrong: here, whose rewards differ, before length costs anything. A policy that
+solves all or nothing would sample for ever, so the rounds are bounded; what was sampled and dropped
+is still reported, and a resumed run asks the same tasks again. verl bounds the rounds too, at 10 in
+its DAPO settings, and ends the run there; here the step trains on what it has.
+
+With or without it a group without signal is not trained on, and the loss is a mean over the others
+alone. GRPO's ``1/G Σ`` and the peers without such a filter keep it in the divisor: where few groups
+have signal, their step is smaller than one here.
 """
 
 from __future__ import annotations

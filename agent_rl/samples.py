@@ -52,7 +52,9 @@ def overlong_penalty(num_tokens: int, max_tokens: int, cached: float) -> float:
     """DAPO's soft length penalty (arXiv 2503.14476, eq. 13), from 0 to 1.
 
     0 up to ``max_tokens - cached`` tokens, then rising evenly to 1 at ``max_tokens``. The length
-    is the whole trajectory's, prompt and observations included: that is what is cut off.
+    is the whole trajectory's, prompt and observations included: that is what is cut off. The
+    paper's is the response's alone, and its rewards are -1 and 1 (eq. 7): beside rewards of 0 and 1
+    the same cost weighs twice as much.
     """
     if cached <= 0:
         return 0.0

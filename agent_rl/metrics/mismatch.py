@@ -1,7 +1,8 @@
 """How far the trainer's policy is from the one that sampled, on arrays and nothing else.
 
 ``rollout`` is what the inference engine reported, ``train`` what the trainer computes for the
-same tokens under the same weights. Definitions after arXiv 2510.11370, sections 2 and 3.
+same tokens, under the same weights unless rollouts run ahead (``train.overlap_rollout``).
+Definitions after arXiv 2510.11370, section 3.
 
 Axis letters: N sampled tokens, V vocabulary, T fed tokens, L MoE layers, K experts per token.
 """
@@ -21,6 +22,8 @@ def k3(rollout: ArrayLike, train: ArrayLike) -> float:
 
     ``r = p_train / p_rollout`` on the sampled token; log-probs ``[N]``. Never negative, unbiased,
     heavy-tailed (J. Schulman, "Approximating KL divergence"): report ``exact_kl`` beside it.
+    arXiv 2510.11370 has the same sum under the name KL(train ‖ rollout); of tokens that the
+    rollout sampled it estimates this direction.
     """
     log_ratio = _difference(train, rollout)
     return float(np.mean(np.expm1(log_ratio) - log_ratio)) if log_ratio.size else 0.0

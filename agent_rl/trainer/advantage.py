@@ -16,6 +16,10 @@ _EPS = 1e-6
 def normalised(rewards: NDArray[np.float64]) -> NDArray[np.float32]:
     """GRPO (arXiv 2402.03300, 4.1.2): ``(r - mean) / (std + 1e-6)``, population std.
 
+    The paper says neither which std nor what guards it. verl, slime, SkyRL and TRL take the sample
+    std, so that their advantages are ``sqrt((G - 1) / G)`` of these: 0.94 in a group of 8. They add
+    1e-6 too, TRL 1e-4.
+
     ``rewards`` is ``[G]`` with NaN for members without a reward; these get 0 and count in neither
     mean nor std. A group whose rewards are all equal up to rounding, or that has one valid member,
     gets exactly 0: the largest and smallest are compared, because the std of equal float32 rewards
@@ -29,7 +33,7 @@ def normalised(rewards: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def centred(rewards: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Dr. GRPO (arXiv 2503.20783, 3.1): ``r - mean``; otherwise as ``normalised``."""
+    """Dr. GRPO (arXiv 2503.20783, 3.2): ``r - mean``; otherwise as ``normalised``."""
     rewards = np.asarray(rewards, dtype=np.float64)
     advantages = np.zeros(rewards.shape, dtype=np.float32)
     valid = np.isfinite(rewards)

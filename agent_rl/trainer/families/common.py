@@ -57,13 +57,24 @@ def shared_width(fields: Fields) -> int:
     return fields.int("moe_intermediate_size") * (fields.maybe_int("n_shared_experts") or 0)
 
 
-def sigmoid_router(fields: Fields) -> RouterRule:
-    """The rule that DeepSeek-V3 and GLM-4.5 share."""
+def sigmoid_router(fields: Fields, *, absent_is_one: bool = True) -> RouterRule:
+    """The rule that DeepSeek-V3 and GLM-4.5 share (arXiv 2412.19437, 2.1.2, eq. 13 to 16).
+
+    Scores are sigmoids, the choice adds a bias to them, the gates are the chosen scores over their
+    sum, times a factor. ``absent_is_one``: whether numbers of groups and the factor are 1 where the
+    configuration lacks them; else they must be there.
+    """
     fields.require("norm_topk_prob", True)
     fields.require("scoring_func", "sigmoid")
     fields.require("topk_method", "noaux_tc")
-    groups, chosen = fields.maybe_int("n_group") or 1, fields.maybe_int("topk_group") or 1
+    if absent_is_one:
+        groups, chosen = fields.maybe_int("n_group") or 1, fields.maybe_int("topk_group") or 1
+    else:
+        groups, chosen = fields.int("n_group"), fields.int("topk_group")
     top_k = fields.int("num_experts_per_tok")
+    # Megatron leaves the gate of a single expert as it is; divided by itself it would be 1.
+    if fields.maybe_int("num_experts_per_tok") == 1:
+        fields.problems.append("num_experts_per_tok: not covered, got=1 expected=2 or more")
     # A group is ranked by its two best experts; Megatron ranks it by its (top_k / groups) best.
     if chosen < groups and top_k // chosen != 2:
         fields.problems.append(
@@ -71,7 +82,7 @@ def sigmoid_router(fields: Fields) -> RouterRule:
         )
     return RouterRule(
         score="sigmoid",
-        scaling=fields.float("routed_scaling_factor", 1.0),
+        scaling=fields.float("routed_scaling_factor", 1.0 if absent_is_one else None),
         selection_bias=True,
         num_groups=groups if chosen < groups else 1,
         topk_groups=chosen if chosen < groups else 1,

@@ -45,7 +45,8 @@ def shape(fields: Fields) -> ModelShape:
         norm_eps=fields.float("rms_norm_eps"),
         rope_theta=fields.rope_theta,
         max_positions=fields.int("max_position_embeddings"),
-        router=sigmoid_router(fields),
+        # Where they are absent, transformers takes the published model's 8, 4 and 2.5.
+        router=sigmoid_router(fields, absent_is_one=False),
         qk_norm=False,
         latent=latent,
         yarn=fields.yarn(),

@@ -64,8 +64,9 @@ class Fields:
 
     @property
     def rotary_fraction(self) -> float:
+        """Of a head's width; 0.5 where it is absent, as transformers reads GLM's."""
         own = self._raw.get("partial_rotary_factor")
-        return float(self._rope.get("partial_rotary_factor") or own or 1.0)
+        return float(self._rope.get("partial_rotary_factor") or own or 0.5)
 
     @property
     def _rope_type(self) -> str:

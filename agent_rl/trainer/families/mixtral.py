@@ -1,4 +1,4 @@
-"""Mixtral: every layer has experts, gates are the softmax over the chosen logits."""
+"""Mixtral (arXiv 2401.04088, 2.1): experts in every layer, gates a softmax of the chosen logits."""
 
 from __future__ import annotations
 

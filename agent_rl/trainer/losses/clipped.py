@@ -12,8 +12,12 @@ def clipped_surrogate(inputs: LossInputs, objective: Objective) -> LossOutput:
     """``-min(w A, clip(w, 1 - clip_low, 1 + clip_high) A)`` with ``w = exp(logp - old logp)``.
 
     PPO's surrogate (arXiv 1707.06347, eq. 7) with the two bounds apart (arXiv 2503.14476, eq. 8).
-    GRPO (arXiv 2402.03300, eq. 3), Dr. GRPO (arXiv 2503.20783) and DAPO share it: they differ in
-    advantage and normaliser, which ``agent_rl.algorithms`` names.
+    GRPO (arXiv 2402.03300, eq. 3), Dr. GRPO (arXiv 2503.20783, 3.2) and DAPO share it: they differ
+    in advantage and normaliser, which ``agent_rl.algorithms`` names. GRPO's paper gives no value
+    for the bound; Dr. GRPO's is 0.2 on both sides, DAPO's 0.2 and 0.28 (its 4.1).
+
+    No dual clip (arXiv 1912.09729): a token of negative advantage whose ratio grew is unbounded
+    here as in those papers, slime and TRL, where verl by default holds its loss at 3 |A|.
     """
     ratio = ratio_of(inputs.logprobs - inputs.old_logprobs)
     return bounded_surrogate(ratio, inputs.advantages, objective)

@@ -13,7 +13,10 @@ def sequence_ratio(inputs: LossInputs, objective: Objective) -> LossOutput:
     arXiv 2507.18071, eq. 5 and 7: the mean runs over the sequence's sampled tokens, wherever they
     lie. Written as its eq. 14 (GSPO-token), ``s_t = sg(s) · π_t / sg(π_t)``: values and, where all
     tokens of a sequence share one advantage, gradients are those of eq. 5, and the gradient needs
-    no exchange between ranks.
+    no exchange between ranks. verl and SkyRL write it the same way.
+
+    That holds under the ``sequence`` reduction, eq. 5's ``1/G Σ``; under ``token`` a long sequence
+    counts for more.
     """
     mean = inputs.sequence_means(inputs.logprobs - inputs.old_logprobs)
     held = mean[inputs.sequences].to(inputs.logprobs.dtype)

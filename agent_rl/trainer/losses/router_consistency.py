@@ -6,6 +6,8 @@ token without a row adds nothing. ``router_replay`` computes it inside the route
 backward the way Megatron does with its load-balancing losses, so it is exact under recompute,
 micro-batching and pipeline parallelism: a layer's term lives on the rank that has the layer.
 
+The term is this project's own: no paper and none of verl, slime, prime-rl, SkyRL and TRL has it.
+
 Axis letters: N tokens that a router sees, E experts, K experts per token.
 """
 

@@ -29,6 +29,10 @@ LOSSES: dict[str, Loss] = {
 class TotalLoss:
     """``weight · policy + kl_weight · KL(π_θ ‖ π_ref) - entropy_weight · H`` of every token.
 
+    All three are then reduced alike: the KL as in GRPO (arXiv 2402.03300, eq. 3), the entropy as in
+    verl and slime, where TRL takes its mean over tokens whatever the loss. ``H`` is of the
+    distribution at the sampling temperature.
+
     Example:
         >>> total = TotalLoss(AlgorithmConfig(loss="gspo", correction="icepop"))
         >>> total(inputs).per_token.sum().backward()

@@ -19,6 +19,16 @@ def test_normalised_and_centred() -> None:
     assert {"grpo": normalised, "dr_grpo": centred} == ADVANTAGES
 
 
+@pytest.mark.parametrize("size", [2, 8, 16])
+def test_advantages_over_the_sample_std_are_smaller_by_one_factor(size: int) -> None:
+    """What peers compute: every advantage of a group times sqrt((G - 1) / G)."""
+    rewards = np.zeros(size)
+    rewards[0] = 1.0
+    sample = (rewards - rewards.mean()) / rewards.std(ddof=1)
+    factor = np.sqrt((size - 1) / size)
+    assert normalised(rewards) * factor == pytest.approx(sample, rel=1e-5)
+
+
 @pytest.mark.parametrize("estimate", ADVANTAGES.values())
 @pytest.mark.parametrize(
     "rewards",

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from family_policies import FAMILY_POLICIES, load, write_family
 from safetensors.torch import load_file
+from transformers import AutoConfig
 
 from agent_rl.config import TrainerConfig
 from agent_rl.engines.weight_export import serving_weights
@@ -226,6 +227,11 @@ def test_bfloat16_leaves_the_selection_bias_in_float32(make) -> None:
     [
         ("deepseek_v3", {"norm_topk_prob": False}, "norm_topk_prob"),
         ("deepseek_v3", {"topk_group": 1}, "half of num_experts_per_tok"),
+        ("deepseek_v3", {"n_group": None}, "n_group: missing"),
+        ("deepseek_v3", {"topk_group": None}, "topk_group: missing"),
+        ("deepseek_v3", {"routed_scaling_factor": None}, "routed_scaling_factor: missing"),
+        ("deepseek_v3", {"num_experts_per_tok": 1}, "num_experts_per_tok: not covered"),
+        ("glm4_moe", {"num_experts_per_tok": 1}, "num_experts_per_tok: not covered"),
         ("deepseek_v3", {"rope_interleave": False}, "rope_interleave"),
         ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
         ("mixtral", {"sliding_window": 16}, "sliding_window"),
@@ -242,6 +248,30 @@ def test_what_would_be_computed_differently_is_refused(
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ConfigError, match=message):
         ModelShape.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("qwen2_moe", "norm_topk_prob"),
+        ("qwen3_moe", "norm_topk_prob"),
+        ("qwen3_moe, dense by step", "decoder_sparse_step"),
+        ("deepseek_v3", "norm_topk_prob"),
+        ("glm4_moe", "norm_topk_prob"),
+        ("glm4_moe", "n_group"),
+        ("glm4_moe", "topk_group"),
+        ("glm4_moe", "routed_scaling_factor"),
+        ("glm4_moe", "rope_parameters"),
+    ],
+)
+def test_an_absent_key_means_what_transformers_takes(tmp_path: Path, name: str, key: str) -> None:
+    """transformers, asked to write the configuration again, spells its own default out."""
+    write_family(tmp_path, name)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != key}))
+    AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path / "spelt")
+    assert key in json.loads((tmp_path / "spelt" / "config.json").read_text())
+    assert ModelShape.from_folder(tmp_path) == ModelShape.from_folder(tmp_path / "spelt")
 
 
 def test_no_pass_moves_the_selection_bias(
