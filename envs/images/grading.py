@@ -20,6 +20,7 @@ from envs.errors import InfrastructureError, PatchError, TaskError
 from envs.images import audit, outcomes, report_plugin
 from envs.images.sections import Section, split_patch
 from envs.images.task import ImageTask, TestPlan
+from envs.sandbox.docker.errors import ArchiveTooLargeError
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.options import DockerOptions
 from envs.sandbox.docker.sandbox import DockerSandbox
@@ -228,13 +229,13 @@ def run_tests(sandbox: DockerSandbox, plan: TestPlan) -> TestRun:
     result = sandbox.exec_trusted(
         plan.command, timeout_s=plan.timeout_s, output_cap_bytes=_LOG_CAP_BYTES, env=env
     )
-    changed = _digest_tests(sandbox, plan) != before
+    changed = _has_changed(sandbox, plan, before)
     if not plan.plugin:
         return TestRun(result, outcomes.read_printed(result.output, result.exit_code), changed)
     try:
         written = sandbox.get_files(report, _REPORT_CAP_BYTES).get(nonce, b"")
-    except FileNotFoundError:
-        written = b""
+    except (FileNotFoundError, ArchiveTooLargeError):
+        written = b""  # a report that the tests removed or flooded is none
     return TestRun(result, outcomes.read_report(written, nonce, result.exit_code), changed)
 
 
@@ -287,6 +288,16 @@ def _score(task: ImageTask, run: TestRun) -> Score:
         wrong,
         test_log=run.result.output,
     )
+
+
+def _has_changed(sandbox: DockerSandbox, plan: TestPlan, before: str) -> bool:
+    """Whether the tests are others than before they ran. What code under test did to them, by
+    removing or flooding them too, is its own doing: as infrastructure trouble it would let an
+    agent choose which episodes count."""
+    try:
+        return _digest_tests(sandbox, plan) != before
+    except (TaskError, ArchiveTooLargeError):
+        return True
 
 
 def _digest_tests(sandbox: DockerSandbox, plan: TestPlan) -> str:

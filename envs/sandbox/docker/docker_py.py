@@ -29,6 +29,7 @@ from envs.sandbox.docker.engine import (
     ImageSummary,
 )
 from envs.sandbox.docker.errors import (
+    ArchiveTooLargeError,
     ContainerGoneError,
     DiskLowError,
     DockerError,
@@ -215,7 +216,7 @@ class DockerPyEngine:
                 for part in stream:
                     total += len(part)
                     if total > max_bytes:
-                        raise DockerError(
+                        raise ArchiveTooLargeError(
                             f"{path} is too large: got>{total} expected<={max_bytes} bytes"
                         )
                     parts.append(part)

@@ -151,7 +151,10 @@ class Engine(Protocol):
         ...
 
     def get_archive(self, container_id: str, path: str, max_bytes: int) -> bytes:
-        """``path`` as a tar archive. Raises FileNotFoundError; DockerError above ``max_bytes``."""
+        """``path`` as a tar archive.
+
+        Raises FileNotFoundError; ArchiveTooLargeError above ``max_bytes``.
+        """
         ...
 
     def close(self) -> None: ...

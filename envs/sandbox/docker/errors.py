@@ -23,3 +23,7 @@ class ContainerGoneError(DockerError):
 
 class DiskLowError(DockerError):
     """The engine's disk has less room than the floor; no new work is started."""
+
+
+class ArchiveTooLargeError(DockerError):
+    """A path holds more than was asked for; code in the container may have filled it."""

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 _OPEN_S = 60.0
 _FILE_S = 60.0
 _KILL_S = 30.0
+_TICK_S = 0.5  # between two looks at what a trusted command writes
 _STATE_FILE = "/tmp/.agent-shell"
 _SIGKILL_CODE = 137
 _BROKEN_CODE = 126
@@ -138,10 +139,17 @@ class DockerSandbox:
             self.container_id, argv, stdin=False, user=user, cwd=cwd or self.workspace, env=env
         )
         output = CappedOutput(output_cap_bytes)
+        guard = _DiskGuard(self._host, self.container_id, self._options.disk_bytes)
+        next_look = started + _TICK_S
         ended = False
         try:
             while not ended and (left := started + timeout_s - time.monotonic()) > 0:
-                data = stream.receive(left)
+                if time.monotonic() >= next_look:
+                    if not guard.has_room():
+                        output.add(_DISK_FULL)
+                        break
+                    next_look = time.monotonic() + _TICK_S
+                data = stream.receive(min(left, _TICK_S))
                 ended = data == b""
                 output.add(data or b"")
             seconds = time.monotonic() - started
@@ -154,10 +162,10 @@ class DockerSandbox:
             self._drop_channel()
             self._kill_everything()
         return ExecResult(
-            exit_code=code,
+            exit_code=_SIGKILL_CODE if guard.exceeded else code,
             output=output.value(),
             truncated=output.truncated,
-            timed_out=not ended,
+            timed_out=not ended and not guard.exceeded,
             seconds=seconds,
         )
 
@@ -301,7 +309,7 @@ class DockerSandbox:
     def get_files(self, path: str, max_bytes: int = _FILE_CAP_BYTES) -> dict[str, bytes]:
         """Every plain file at or below an absolute path, names relative to its parent.
 
-        Raises FileNotFoundError, DockerError above ``max_bytes``.
+        Raises FileNotFoundError, ArchiveTooLargeError above ``max_bytes``.
         """
         with self._lock:
             self._check_open()

@@ -3,69 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import pytest
-from fake_engine import FakeEngine
+from yes_engine import YesEngine, make_box, make_engine
 
 from envs.actions import FORMATS, TOOL_SETS
 from envs.actions.base import CallError
 from envs.images.tools import ImageTools, ToolSettings
-from envs.sandbox.docker.engine import ExecStream, ImageInfo
-from envs.sandbox.docker.host import DockerHost
-from envs.sandbox.docker.options import DockerOptions
 from envs.sandbox.docker.sandbox import DockerSandbox
-
-
-class Yes:
-    """A shell to which every script is a success without output; keeps what it was sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[bytes] = []
-        self._answer = b""
-
-    def send(self, data: bytes) -> None:
-        self.sent.append(data)
-        self._answer += data.split(b" ", 1)[0] + b" 0 0 0\n"
-
-    def receive(self, timeout_s: float) -> bytes | None:
-        answer, self._answer = self._answer, b""
-        return answer or None
-
-    def exit_code(self) -> int | None:
-        return 0
-
-    def close(self) -> None:
-        return None
-
-
-@dataclass
-class YesEngine(FakeEngine):
-    shell: Yes = field(default_factory=Yes)
-
-    def open_exec(
-        self,
-        container_id: str,
-        argv: Sequence[str],
-        *,
-        stdin: bool,
-        user: str = "",
-        cwd: str = "",
-        env: Mapping[str, str] | None = None,
-    ) -> ExecStream:
-        return self.shell
 
 
 @pytest.fixture
 def engine() -> YesEngine:
-    return YesEngine(images={"image": ImageInfo("sha256:1", "amd64")})
+    return make_engine()
 
 
 @pytest.fixture
 def box(engine: YesEngine) -> DockerSandbox:
-    host = DockerHost(engine, "run", free_bytes=lambda folder: 1 << 40)
-    return DockerSandbox.start(host, "image", DockerOptions())
+    return make_box(engine)
 
 
 def said(name: str, **arguments: str | int) -> str:

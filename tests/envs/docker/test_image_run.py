@@ -1,0 +1,92 @@
+"""A run of official tests: what code under test does to tests, report and disk is its own doing."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Callable, Mapping
+
+import pytest
+from yes_engine import YesEngine, make_box, make_engine
+
+from envs.images import report_plugin
+from envs.images.grading import TestRun, run_tests
+from envs.images.task import TestPlan
+from envs.sandbox.docker.errors import ArchiveTooLargeError
+from envs.sandbox.docker.options import DockerOptions
+
+PLAN = TestPlan(("pytest",), ("/testbed/tests",))
+TESTS = {"tests/test_a.py": b"def test_a(): ...\n"}
+Deed = Callable[[YesEngine, str], None]  # what the tests do: engine, path of the report
+
+
+def run(deed: Deed) -> TestRun:
+    engine = make_engine()
+    engine.folders["/testbed/tests"] = TESTS
+
+    def act(env: Mapping[str, str]) -> int:
+        report = env[report_plugin.PATH_VARIABLE]
+        nonce = posixpath.basename(report)
+        records = [["tests/test_a.py::test_a", "call", "passed", False], ["", "finish", 0, False]]
+        lines = "".join(json.dumps([nonce, record]) + "\n" for record in records)
+        engine.folders[report] = {nonce: lines.encode()}
+        deed(engine, report)
+        return 0
+
+    engine.act = act
+    return run_tests(make_box(engine), PLAN)
+
+
+def nothing(engine: YesEngine, report: str) -> None:
+    return None
+
+
+def test_an_honest_run_is_complete() -> None:
+    found = run(nothing)
+    assert (found.outcomes.complete, found.tests_changed) == (True, False)
+    assert found.outcomes.statuses == {"tests/test_a.py::test_a": "PASSED"}
+
+
+def change(engine: YesEngine, report: str) -> None:
+    engine.folders["/testbed/tests"] = {"tests/test_a.py": b"def test_a(): pass\n"}
+
+
+def remove(engine: YesEngine, report: str) -> None:
+    del engine.folders["/testbed/tests"]
+
+
+def flood(engine: YesEngine, report: str) -> None:
+    engine.folders["/testbed/tests"] = ArchiveTooLargeError("too large")
+
+
+@pytest.mark.parametrize("deed", [change, remove, flood])
+def test_tests_that_are_changed_removed_or_flooded_have_changed(deed: Deed) -> None:
+    assert run(deed).tests_changed
+
+
+def remove_report(engine: YesEngine, report: str) -> None:
+    del engine.folders[report]
+
+
+def flood_report(engine: YesEngine, report: str) -> None:
+    engine.folders[report] = ArchiveTooLargeError("too large")
+
+
+@pytest.mark.parametrize("deed", [remove_report, flood_report])
+def test_a_report_that_is_removed_or_flooded_is_a_run_that_broke_off(deed: Deed) -> None:
+    found = run(deed)
+    assert (found.outcomes.complete, found.outcomes.reason) == (False, "the run broke off")
+
+
+def test_tests_that_fill_the_disk_are_stopped_at_the_containers_limit() -> None:
+    engine = make_engine()
+    box = make_box(engine, DockerOptions(disk_bytes=1 << 20))
+
+    def fill(env: Mapping[str, str]) -> None:
+        engine.added = 2 << 20
+
+    engine.act = fill
+    result = box.exec_trusted(["pytest"], timeout_s=30)
+    assert (result.exit_code, result.timed_out) == (137, False)
+    assert b"more than its disk limit" in result.output
+    assert result.seconds < 5
