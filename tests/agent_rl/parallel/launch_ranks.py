@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from combinations import Combination
 from forced_policy import ForcedPolicy
-from parallel_data import make_samples, write_policy
+from parallel_data import make_samples
+from parallel_policies import write_policy
 from safetensors.torch import load_file, save_file
 
 CHECKS = Path(__file__).with_name("rank_checks.py")

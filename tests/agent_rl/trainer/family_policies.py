@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from deepseek_settings import LATENT_ATTENTION, YARN
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto import CONFIG_MAPPING
 
@@ -27,34 +28,22 @@ _QWEN = _COMMON | {
     "num_experts_per_tok": 4,
     "norm_topk_prob": True,
 }
-_DEEPSEEK = _COMMON | {
-    "intermediate_size": 96,
-    "moe_intermediate_size": 32,
-    "num_key_value_heads": 4,
-    "n_routed_experts": 16,
-    "num_experts_per_tok": 4,
-    "n_group": 4,
-    "topk_group": 2,
-    "n_shared_experts": 1,
-    "routed_scaling_factor": 2.5,
-    "first_k_dense_replace": 1,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
-    "num_nextn_predict_layers": 0,
-}
-_YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "original_max_position_embeddings": 64,
-    "beta_fast": 32,
-    "beta_slow": 1,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-}
+_DEEPSEEK = (
+    _COMMON
+    | LATENT_ATTENTION
+    | {
+        "intermediate_size": 96,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 4,
+        "n_group": 4,
+        "topk_group": 2,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 0,
+    }
+)
 _GLM = _COMMON | {
     "intermediate_size": 96,
     "moe_intermediate_size": 32,
@@ -95,7 +84,7 @@ FAMILY_POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
         _COMMON | {"intermediate_size": 48, "num_local_experts": 8, "num_experts_per_tok": 2},
     ),
     "deepseek_v3": ("deepseek_v3", _DEEPSEEK),
-    "deepseek_v3, yarn": ("deepseek_v3", _DEEPSEEK | {"rope_parameters": _YARN}),
+    "deepseek_v3, yarn": ("deepseek_v3", _DEEPSEEK | {"rope_parameters": YARN}),
     "deepseek_v3, plain queries": (
         "deepseek_v3",
         _DEEPSEEK

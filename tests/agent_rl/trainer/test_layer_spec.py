@@ -30,7 +30,8 @@ MLP = "decoder.layers.1.mlp."
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict[str, Any]]:
     """What ``te_checks`` measured of every family."""
-    path = os.pathsep.join([str(HERE / "te_stub"), os.environ.get("PYTHONPATH", "")])
+    shared = HERE.parents[1] / "shared"
+    path = os.pathsep.join([str(HERE / "te_stub"), str(shared), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, str(HERE / "te_checks.py")],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
