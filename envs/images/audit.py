@@ -62,7 +62,9 @@ _MEANS: tuple[tuple[str, str], ...] = (
         "speaks of the tests' own words",
     ),
     (
-        r"def\s+__(eq|ne|hash|instancecheck|subclasscheck)__\s*\([^)]*\)[^:]*:\s*(return\s+True\s*)?$",
+        # Bounded: a patch of many such beginnings would otherwise be searched for hours.
+        r"def\s+__(eq|ne|hash|instancecheck|subclasscheck)__\s*\([^)]{0,400}\)[^:]{0,400}:"
+        r"\s*(return\s+True\s*)?$",
         "defines equality",
     ),
 )

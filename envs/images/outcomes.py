@@ -89,20 +89,32 @@ def read_printed(log: bytes, exit_code: int | None) -> Outcomes:
     if len(parts) > 1:
         for line in parts[-1].splitlines():
             if match := _LINE.match(line):
-                statuses[_cut_message(match.group(2), match.group(1))] = match.group(1)
+                name = _cut_message(match.group(2), match.group(1))
+                if (
+                    statuses.get(name) not in _BAD
+                ):  # a name that is there twice failed if either did
+                    statuses[name] = match.group(1)
     else:
         for name, owner, word in _UNITTEST.findall(text):
-            statuses[f"{owner.rpartition('.')[2]}.{name}"] = _UNITTEST_STATUS.get(word, "SKIPPED")
+            name = f"{owner.rpartition('.')[2]}.{name}"
+            if statuses.get(name) not in _BAD:
+                statuses[name] = _UNITTEST_STATUS.get(word, "SKIPPED")
     complete = exit_code is not None and bool(statuses)
     return Outcomes(statuses, complete, "" if complete else "no summary was printed")
 
 
 def _cut_message(name: str, status: str) -> str:
-    """Only a failure's line has `` - message`` after the name; names may hold blanks and dashes."""
+    """Only a failure's line has `` - message`` after the name.
+
+    Names may hold blanks and dashes within their brackets, messages may hold brackets: the name
+    ends at the first `` - `` that no bracket of the name encloses.
+    """
     if status == "PASSED":
         return name
-    bracket = name.rfind("]")
-    cut = name.find(" - ", bracket + 1 if bracket >= 0 else 0)
+    cut, bracket = name.find(" - "), name.find("[")
+    if 0 <= bracket < cut:
+        closed = name.find("] - ", bracket)
+        cut = closed + 1 if closed >= 0 else -1
     return name if cut < 0 else name[:cut]
 
 

@@ -12,7 +12,7 @@ from envs.errors import TaskError
 from envs.images.grading import ImageGrader, Validation
 from envs.images.task import ImageTask
 
-_FORMAT = 1  # goes up when the grader's rules change
+_FORMAT = 2  # goes up when the grader's rules change
 _Json = dict[str, str | list[str] | None]
 
 

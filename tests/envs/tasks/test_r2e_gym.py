@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -158,6 +159,34 @@ def test_names_are_kept_whole_and_only_the_last_summary_counts() -> None:
         assert statuses["t.py::test_y"] == "FAILED"
         assert statuses["t.py::test_z"] == "ERROR"
         assert "forged/test_x.py::test_forged" not in statuses
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("t.py::test_a - assert [1] == [2]", "t.py::test_a"),
+        ("t.py::test_a - KeyError: x[1] - y", "t.py::test_a"),
+        ("t.py::test_a[b - c] - assert d[0] - 1 == [2]", "t.py::test_a[b - c]"),
+        ("t.py::test_a[b[0]] - boom", "t.py::test_a[b[0]]"),
+        ("t.py::test_a[b - c]", "t.py::test_a[b - c]"),
+        ("t.py::test_a[log(photon", "t.py::test_a[log(photon"),
+    ],
+)
+def test_a_failures_message_is_no_part_of_its_name(line: str, name: str) -> None:
+    """Brackets in the message too: many assertions are about lists."""
+    log = f"=== short test summary info ===\nFAILED {line}\n".encode()
+    assert read_printed(log, 1).statuses == {name: "FAILED"}
+    assert normal_expected({line: "FAILED"}) == {name: "FAILED"}
+
+
+@pytest.mark.parametrize("order", [("FAILED", "PASSED"), ("PASSED", "FAILED")])
+def test_a_name_that_is_printed_twice_failed_if_either_did(order: tuple[str, str]) -> None:
+    lines = "".join(f"{status} t.py::test_a\n" for status in order)
+    log = f"=== short test summary info ===\n{lines}".encode()
+    assert read_printed(log, 1).statuses == {"t.py::test_a": "FAILED"}
+    words = {"PASSED": "ok", "FAILED": "FAIL"}
+    log = "".join(f"test_a (pkg.C) ... {words[status]}\n" for status in order).encode()
+    assert read_printed(log, 1).statuses == {"C.test_a": "FAILED"}
 
 
 def test_progress_lines_are_no_tests() -> None:
@@ -321,6 +350,14 @@ def test_means_that_no_fix_needs(line: str) -> None:
     means = suspicious_means(sections)
     assert means
     assert suspicious_means(sections, {entry.partition(": ")[2] for entry in means}) == []
+
+
+def test_a_patch_cannot_make_the_search_for_means_endless() -> None:
+    """It holds the interpreter for as long as it takes: quadratic time would be half a minute."""
+    line = "def __eq__()" + "\n+def __eq__()" * 40_000
+    started = time.thread_time()
+    suspicious_means(split_patch(source_patch("pkg/a.py", line)))
+    assert time.thread_time() - started < 10
 
 
 @pytest.mark.parametrize(
