@@ -48,13 +48,13 @@ def stepped_moe_layers(fields: Fields) -> tuple[int, ...]:
 
 def moe_layers_after_prefix(fields: Fields) -> tuple[int, ...]:
     """All but the ``first_k_dense_replace`` first layers (DeepSeek)."""
-    prefix = fields.maybe_int("first_k_dense_replace") or 0
+    prefix = fields.stated_int("first_k_dense_replace") or 0
     return tuple(range(prefix, fields.int("num_hidden_layers")))
 
 
 def shared_width(fields: Fields) -> int:
     """Width of the shared experts taken together, 0 without (DeepSeek)."""
-    return fields.int("moe_intermediate_size") * (fields.maybe_int("n_shared_experts") or 0)
+    return fields.int("moe_intermediate_size") * (fields.stated_int("n_shared_experts") or 0)
 
 
 def sigmoid_router(fields: Fields, *, absent_is_one: bool = True) -> RouterRule:

@@ -22,7 +22,7 @@ def shape(fields: Fields) -> ModelShape:
     fields.require("rope_interleave", True)
     heads = fields.int("num_attention_heads")
     latent = LatentAttention(
-        q_rank=fields.maybe_int("q_lora_rank"),
+        q_rank=fields.stated_int("q_lora_rank"),
         kv_rank=fields.int("kv_lora_rank"),
         nope_dim=fields.int("qk_nope_head_dim"),
         rope_dim=fields.int("qk_rope_head_dim"),

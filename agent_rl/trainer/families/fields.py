@@ -34,6 +34,12 @@ class Fields:
         value = self._raw.get(key)
         return None if value is None else int(value)
 
+    def stated_int(self, key: str) -> int | None:
+        """As :meth:`maybe_int`, where null has a meaning of its own and absence none."""
+        if key not in self._raw:
+            self.problems.append(f"{key}: missing")
+        return self.maybe_int(key)
+
     def float(self, key: str, default: float | None = None) -> float:
         value = self._raw.get(key, default)
         if value is None:
@@ -60,7 +66,11 @@ class Fields:
 
     @property
     def rope_theta(self) -> float:
-        return float(self._rope.get("rope_theta") or self._raw.get("rope_theta") or 10000.0)
+        theta = self._rope.get("rope_theta") or self._raw.get("rope_theta")
+        if theta is None:  # transformers' default is another one for each family
+            self.problems.append("rope_theta: missing")
+            return 1.0
+        return float(theta)
 
     @property
     def rotary_fraction(self) -> float:
@@ -87,6 +97,8 @@ class Fields:
         own_factor = rope.get("attention_factor")
         if own_factor is not None or rope.get("truncate", True) is not True:
             self.problems.append("rope: attention_factor and truncate=false are not covered")
+        if rope.get("factor") is None:
+            self.problems.append("rope factor: missing")
         positions = rope.get("original_max_position_embeddings")
         return Yarn(
             factor=float(rope.get("factor") or 1.0),
