@@ -19,7 +19,7 @@ from envs.actions import Prompts
 from envs.base import Env
 from envs.git_patch import ExtractedPatch
 from eval.config import AgentLoopConfig
-from eval.errors import ContextFullError
+from eval.errors import ContextFullError, ModelError
 from eval.models.base import ChatModel, ChatReply, Message
 from eval.predictions import patch_text
 
@@ -105,7 +105,12 @@ class _Episode:
                 reply = await self.model.reply(self.key, self.messages)
         except ContextFullError:
             return "context_full"
-        except TimeoutError:
+        except TimeoutError as error:
+            if trouble := self.model.trouble(self.key):
+                raise ModelError(
+                    f"no answer before the episode's time was over (agent.max_seconds="
+                    f"{self.limits.max_seconds:g}): got={trouble} expected a reply"
+                ) from error
             return "max_seconds"
         generated = time.monotonic()
         observation = await self._blocking(env.step, reply.text)
@@ -159,9 +164,11 @@ class _Episode:
     async def release(self) -> None:
         """Give back the container and the model's session; trouble here changes no verdict."""
         try:
-            await self.model.end_episode(self.key)
-            if self.env is not None:
-                await self._blocking(self.env.close)
+            try:
+                await self.model.end_episode(self.key)
+            finally:
+                if self.env is not None:
+                    await self._blocking(self.env.close)
         except Exception as error:  # the rollout boundary
             self.error = self.error or f"while closing: {type(error).__name__}: {error}"
 

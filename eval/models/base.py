@@ -43,6 +43,11 @@ class ChatModel(Protocol):
         """
         ...
 
+    def trouble(self, episode: str) -> str:
+        """Why tries to give the reply that is waited for have failed so far; empty while it is
+        only slow."""
+        ...
+
     async def end_episode(self, episode: str) -> None:
         """Forget what is kept for an episode. Unknown ones are ignored."""
         ...

@@ -9,6 +9,7 @@ import numpy as np
 from agent_rl.errors import CapacityError, EngineError
 from agent_rl.protocols import Generator
 from agent_rl.rollout.chat import Renderer
+from agent_rl.rollout.group import member_seed
 from agent_rl.types import GenerateRequest, SamplingParams, TokenIds
 from eval.errors import ContextFullError, ModelError
 from eval.models.base import ChatReply, Message
@@ -22,6 +23,7 @@ class EngineChat:
     Args:
         max_tokens: of a whole dialogue.
         temperature: 0 is greedy.
+        seed: of the run; every episode draws with one of its own, the same in every run.
         renders_system: the renderer has the system prompt; a system message is then left out.
     """
 
@@ -62,7 +64,7 @@ class EngineChat:
                 temperature=self._temperature,
                 max_new_tokens=min(room, self._max_new_tokens),
                 stop_token_ids=self._renderer.stop_token_ids,
-                seed=self._seed,
+                seed=member_seed(self._seed, 0, episode, 0, 0),
             ),
             routed_experts_start=None,
         )
@@ -72,14 +74,20 @@ class EngineChat:
             raise ContextFullError(str(error)) from error
         except EngineError as error:
             raise ModelError(str(error)) from error
-        ids = np.concatenate([prompt, completion.token_ids]).astype(np.int32)
+        was_cut = completion.finish_reason != "stop"
+        # What is added later follows a turn that has been closed.
+        closing = np.array(self._renderer.stop_token_ids[:was_cut], dtype=np.int32)
+        ids = np.concatenate([prompt, completion.token_ids, closing]).astype(np.int32)
         self._dialogues[episode] = (ids, len(messages) + 1)
         return ChatReply(
             self._renderer.parse(completion.token_ids),
             len(prompt),
             len(completion.token_ids),
-            was_cut=completion.finish_reason != "stop",
+            was_cut=was_cut,
         )
+
+    def trouble(self, episode: str) -> str:
+        return ""  # an engine that is away is waited for, then it is an error
 
     async def end_episode(self, episode: str) -> None:
         self._dialogues.pop(episode, None)

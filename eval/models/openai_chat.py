@@ -69,6 +69,7 @@ class OpenAIChat:
         if stop:
             self._settings["stop"] = list(stop)
         self._max_retries, self._wait_s = max_retries, wait_s
+        self._troubles: dict[str, str] = {}  # of the reply that is being waited for
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = httpx.AsyncClient(
             base_url=base_url.rstrip("/"),
@@ -97,7 +98,7 @@ class OpenAIChat:
             )
 
     async def reply(self, episode: str, messages: Sequence[Message]) -> ChatReply:
-        del episode  # endpoints keep no state
+        self._troubles.pop(episode, None)
         body = {
             "model": self._model,
             "messages": [self._spoken(message) for message in messages],
@@ -110,14 +111,17 @@ class OpenAIChat:
             reraise=True,
         )
         try:
-            return await retrying(self._ask, body)
+            return await retrying(self._try, episode, body)
         except _PassingError as error:
             raise ModelError(
                 f"{self._model} gave no answer in {self._max_retries + 1} tries: got={error}"
             ) from error
 
+    def trouble(self, episode: str) -> str:
+        return self._troubles.get(episode, "")
+
     async def end_episode(self, episode: str) -> None:
-        return None
+        self._troubles.pop(episode, None)
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -134,6 +138,13 @@ class OpenAIChat:
         if message.role == "assistant" and not self._keep_thinking:
             content = _THINKING.sub("", content, count=1) if "</think>" in content else content
         return {"role": message.role, "content": unicode_only(content)}
+
+    async def _try(self, episode: str, body: Mapping[str, Any]) -> ChatReply:
+        try:
+            return await self._ask(body)
+        except _PassingError as error:
+            self._troubles[episode] = str(error)
+            raise
 
     async def _ask(self, body: Mapping[str, Any]) -> ChatReply:
         try:

@@ -47,6 +47,9 @@ class ScriptedChat:
         words = sum(len(message.content.split()) for message in messages)
         return ChatReply(lines[number], words, len(lines[number].split()))
 
+    def trouble(self, episode: str) -> str:
+        return ""
+
     async def end_episode(self, episode: str) -> None:
         self._said.pop(episode, None)
 

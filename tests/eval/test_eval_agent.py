@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 from eval_fakes import FakeEnv, run_blocking
 
@@ -15,7 +16,7 @@ from envs.errors import InfrastructureError
 from eval.agent import play_episode
 from eval.config import AgentLoopConfig
 from eval.errors import ContextFullError, ModelError
-from eval.models import ChatReply, Message, ScriptedChat
+from eval.models import ChatModel, ChatReply, Message, OpenAIChat, ScriptedChat
 
 PROMPTS = Prompts("system", "user")
 
@@ -27,7 +28,7 @@ def play(
 
 
 async def _play(
-    env: FakeEnv, model: ScriptedChat, limits: AgentLoopConfig | None = None
+    env: FakeEnv, model: ChatModel, limits: AgentLoopConfig | None = None
 ) -> EpisodeRecord:
     with ThreadPoolExecutor(1) as executor:
         return await play_episode(
@@ -106,6 +107,46 @@ def test_trouble_while_closing_changes_no_verdict() -> None:
     record = play(FakeEnv(patch=b"+x\n", fails_in="close"), ["submit"])
     assert (record.status, record.patch) == ("completed", "+x\n")
     assert record.error.startswith("while closing")
+
+
+class NeverEnds(ScriptedChat):
+    async def end_episode(self, episode: str) -> None:
+        raise ModelError("the engine is gone")
+
+
+def test_a_model_that_cannot_end_an_episode_keeps_no_container() -> None:
+    env = FakeEnv(patch=b"+x\n")
+    record = run_blocking(_play(env, NeverEnds({"*": ["submit"]})))
+    assert (record.status, record.patch) == ("completed", "+x\n")
+    assert "the engine is gone" in record.error
+    assert env.closed
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [(503, ("failed", "infrastructure", "")), (200, ("truncated", "max_seconds", "+x\n"))],
+)
+def test_a_time_limit_is_the_models_only_where_the_endpoint_answers(
+    status: int, outcome: tuple[str, str, str]
+) -> None:
+    """Failed tries up to the limit are infrastructure; one answer that takes long is not."""
+
+    async def endpoint(request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(60 if status == 200 else 0)
+        return httpx.Response(status, text="overloaded")
+
+    async def go() -> EpisodeRecord:
+        model = OpenAIChat(
+            "m", "http://host/v1", wait_s=0.01, transport=httpx.MockTransport(endpoint)
+        )
+        try:
+            return await _play(FakeEnv(patch=b"+x\n"), model, AgentLoopConfig(max_seconds=0.3))
+        finally:
+            await model.aclose()
+
+    record = run_blocking(go())
+    assert (record.status, record.stop_reason, record.patch) == outcome
+    assert ("503 'overloaded'" in record.error) == (status == 503)
 
 
 class FullModel(ScriptedChat):

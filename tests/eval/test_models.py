@@ -48,8 +48,9 @@ class Engine:
         self.requests.append(request)
         if self.error is not None:
             raise self.error
-        ids = np.array([*b"ok", 0], dtype=np.int32)
-        return Completion(ids, np.zeros(3, np.float32), "stop", (0,))
+        ids = np.array([*b"ok", 0][: request.sampling.max_new_tokens], dtype=np.int32)
+        reason = "stop" if ids[-1] == 0 else "length"
+        return Completion(ids, np.zeros(len(ids), np.float32), reason, (0,))
 
     async def end_session(self, session_id: str) -> None:
         self.ended.append(session_id)
@@ -91,6 +92,36 @@ def test_a_system_message_is_left_to_a_renderer_that_has_it() -> None:
     )
     run_blocking(model.reply("a/0", [Message("system", "S"), Message("user", "U")]))
     assert engine.requests[0].token_ids.tolist() == [1, *b"U"]
+
+
+def test_a_reply_that_was_cut_is_closed_before_the_next_message() -> None:
+    engine = Engine()
+    model = EngineChat(engine, Bytes(), name="e", max_tokens=100, max_new_tokens=2)
+
+    async def talk() -> None:
+        messages = [Message("user", "U")]
+        reply = await model.reply("a/0", messages)
+        assert (reply.was_cut, reply.completion_tokens) == (True, 2)
+        messages += [Message("assistant", reply.text), Message("user", "more")]
+        await model.reply("a/0", messages)
+
+    run_blocking(talk())
+    assert engine.requests[1].token_ids.tolist() == [1, *b"U", *b"ok", 0, 2, *b"more"]
+
+
+def test_every_sample_of_an_instance_draws_by_itself_and_the_same_in_every_run() -> None:
+    def seeds(run_seed: int) -> list[int | None]:
+        engine = Engine()
+        model = EngineChat(
+            engine, Bytes(), name="e", max_tokens=100, max_new_tokens=8, seed=run_seed
+        )
+        for episode in ("a/0", "a/1", "b/0"):
+            run_blocking(model.reply(episode, [Message("user", "U")]))
+        return [request.sampling.seed for request in engine.requests]
+
+    assert len(set(seeds(0))) == 3
+    assert seeds(0) == seeds(0)
+    assert not set(seeds(0)) & set(seeds(1))
 
 
 @pytest.mark.parametrize(
