@@ -30,6 +30,7 @@ from agent_rl.trainer.workers.channel import (
 )
 from agent_rl.trainer.workers.group import Answered, Event, Lost, SeenAlive, log_folder
 from agent_rl.trainer.workers.messages import Alive, Close, Done, Failed, Request, Start
+from agent_rl.trainer.workers.parent_death import watched_parent
 from agent_rl.trainer.workers.sample_block import SampleBlock
 from agent_rl.trainer.workers.world import num_processes
 
@@ -164,8 +165,9 @@ def _launch(rank: int, count: int, port: int, config: RunConfig) -> _Worker:
     with ExitStack() as stack:
         stack.enter_context(child)
         log = stack.enter_context(log_file.open("ab"))
+        worker = [sys.executable, "-P", "-m", "agent_rl.trainer.workers.worker"]
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "agent_rl.trainer.workers.worker", str(child.fileno())],
+            [*worker, str(child.fileno()), str(watched_parent())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -1,7 +1,8 @@
-"""The process of one local rank: ``python -m agent_rl.trainer.workers.worker DESCRIPTOR``.
+"""The process of one local rank: ``python -m agent_rl.trainer.workers.worker DESCRIPTOR PARENT``.
 
 The descriptor is a Unix socket to the driver. When it closes, because the driver stopped in
-whatever way, this process ends at once: also in the middle of a collective.
+whatever way, this process ends at once: also in the middle of a collective. A stopped process
+cannot notice that, so the kernel kills it when PARENT ends (``parent_death``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from agent_rl.trainer.workers.channel import Channel, ChannelClosedError, Received, write_block
 from agent_rl.trainer.workers.messages import Alive, Close, Done, Failed, Start
+from agent_rl.trainer.workers.parent_death import die_with
 
 if TYPE_CHECKING:
     import torch
@@ -26,13 +28,15 @@ if TYPE_CHECKING:
 _ORPHANED = 3  # exit status of a worker whose driver is gone
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, parent: int) -> None:
     """Serve the driver until it says ``Close`` or goes away.
 
     Schedulers send SIGTERM to all processes of a job: the driver ends its step first, with us.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    if not die_with(parent):
+        sys.exit(_ORPHANED)
     channel = Channel(socket.socket(fileno=descriptor))
     start = channel.receive().message
     assert isinstance(start, Start)
@@ -109,4 +113,4 @@ def _mapped(descriptor: int) -> memoryview:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,6 +1,11 @@
-"""A driver for ``test_local_workers``: starts one rank, says its id, and waits to be killed."""
+"""A driver for ``test_local_workers``: starts one rank, says its id, and waits to be killed.
+
+python driver_that_dies.py FOLDER POLICY THREAD, where THREAD is ``main``, or ``other`` for one that
+is over when the rank's id is said.
+"""
 
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -9,8 +14,23 @@ from rank_cases import config, local_pids
 from agent_rl.trainer.workers.fleet import TrainerFleet
 from agent_rl.trainer.workers.start import start_trainer
 
-folder, policy = (Path(argument) for argument in sys.argv[1:])
-trainer = start_trainer(config(folder, launcher="local", num_processes=1), policy)
-assert isinstance(trainer, TrainerFleet)
+folder, policy = (Path(argument) for argument in sys.argv[1:3])
+trainers: list[TrainerFleet] = []
+
+
+def start() -> None:
+    trainer = start_trainer(config(folder, launcher="local", num_processes=1), policy)
+    assert isinstance(trainer, TrainerFleet)
+    trainers.append(trainer)
+
+
+if sys.argv[3] == "main":
+    start()
+else:
+    starter = threading.Thread(target=start)
+    starter.start()
+    starter.join()
+(trainer,) = trainers
+assert trainer.publish_weights()  # the rank still answers
 print(*local_pids(trainer), flush=True)
 time.sleep(600)

@@ -19,6 +19,7 @@ from rank_cases import (
     check_same_scores,
     check_same_steps,
     config,
+    is_running,
     local_pids,
     start_pair,
 )
@@ -78,22 +79,45 @@ def test_a_rank_that_is_not_scheduled_is_given_up_after_the_time_out(
     assert_gone(pids)
 
 
-def test_ranks_end_with_a_driver_that_is_killed(policy: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def start_driver(policy: Path, tmp_path: Path):
+    """``start_driver(thread)``: a driver with one rank, started in that thread; and the rank."""
     script = Path(__file__).with_name("driver_that_dies.py")
-    driver = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path), str(policy)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert driver.stdout is not None
-        pids = [int(word) for word in driver.stdout.readline().split()]
-        assert len(pids) == 1
-        for number in (signal.SIGTERM, signal.SIGINT):  # as a scheduler sends to the whole job
-            os.kill(pids[0], number)
-    finally:
+    drivers: list[subprocess.Popen[str]] = []
+
+    def start(thread: str) -> tuple[subprocess.Popen[str], int]:
+        command = [sys.executable, str(script), str(tmp_path), str(policy), thread]
+        drivers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        assert drivers[-1].stdout is not None
+        return drivers[-1], int(drivers[-1].stdout.readline())
+
+    yield start
+    for driver in drivers:
         driver.kill()
         driver.communicate()
-    assert_gone(pids)
+
+
+def test_a_rank_notices_that_its_driver_was_killed(start_driver, tmp_path: Path) -> None:
+    """The thread that started it is over, which is no reason to end."""
+    driver, pid = start_driver("other")
+    for number in (signal.SIGTERM, signal.SIGINT):  # as a scheduler sends to the whole job
+        os.kill(pid, number)
+    assert is_running(pid)
+    driver.kill()
+    assert_gone([pid])
     assert "the driver is gone" in (tmp_path / "run" / "workers" / "rank-0.log").read_text()
+
+
+def test_a_stopped_rank_ends_with_its_driver(start_driver) -> None:
+    """It cannot notice anything; left over it would hold its memory until the next reboot."""
+    driver, pid = start_driver("main")
+    os.kill(pid, signal.SIGSTOP)
+    driver.kill()
+    try:
+        assert_gone([pid])
+    finally:
+        if is_running(pid):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_policy_that_cannot_be_built_is_reported_by_its_rank(tmp_path: Path) -> None:
