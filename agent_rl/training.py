@@ -19,6 +19,7 @@ from agent_rl.metrics.display import Display
 from agent_rl.metrics.plots import plot_run
 from agent_rl.metrics.sink import MetricsSink
 from agent_rl.metrics.summary import Evaluation, Summary, summarize
+from agent_rl.resume import changes_since, record_config
 from agent_rl.store.run_folder import RunFolder, read_metrics, write_aside
 from agent_rl.store.trajectories import write_trajectories
 from agent_rl.trainer.checkpoint import CheckpointStore
@@ -70,11 +71,16 @@ class _TrainingRun:
         self._wall_s = 0.0
 
     async def restore(self) -> int:
-        """Load the newest verified checkpoint; returns the first step to run."""
+        """Load the newest verified checkpoint; returns the first step to run.
+
+        Raises CheckpointError: none can be trusted, or it is of a run with other tasks.
+        """
         newest = self._checkpoints.latest()
         if newest is not None:
             for skipped in newest.skipped:
                 self._display.note(f"checkpoint {skipped.name} not used: {skipped.reason}")
+            for change in changes_since(newest.folder, self._config):
+                self._display.note(f"not as step {newest.step} was trained: {change}")
             trainer = self._parts.loop.trainer
             trainer.load(newest.folder)
             await self._parts.loop.engine.load_weights(
@@ -155,6 +161,7 @@ class _TrainingRun:
 
         def write(path: Path) -> None:
             self._parts.loop.trainer.save(path)
+            record_config(path, self._config)
 
         self._checkpoints.save(self._step, write)
         self._saved_step = self._step

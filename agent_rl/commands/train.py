@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,13 +18,11 @@ from agent_rl.errors import ConfigError
 from agent_rl.interrupt import Interrupted, run_interruptible
 from agent_rl.metrics.display import clock, make_display
 from agent_rl.metrics.summary import Summary
+from agent_rl.resume import MAY_CHANGE
 from agent_rl.store.run_folder import RunExistsError, RunFolder, RunFolderError, write_aside
 from agent_rl.suggest import command_line
 from agent_rl.terminal import make_console
 from agent_rl.trainer.checkpoint import NO_ROOM, CheckpointStore
-
-# How a run is carried out, not what it computes: another machine, another number of ranks.
-_MAY_CHANGE = re.compile(r"trainer\.(?!dtype$|kind$)\w+|train\.(save_every|keep_last|max_wall_s)")
 
 _LIVE_ALONE = "  of a few samples, live routers"  # where the engine's rows are not known
 
@@ -87,7 +84,7 @@ def _resume_line(run: Path) -> str:
 def _resumed(path: Path, overrides: Sequence[str]) -> tuple[RunFolder, RunConfig]:
     """Open a run again; what ``overrides`` change stays changed."""
     keys = [text.partition("=")[0] for text in overrides]
-    if refused := [key for key in keys if not _MAY_CHANGE.fullmatch(key)]:
+    if refused := [key for key in keys if not MAY_CHANGE.fullmatch(key)]:
         raise ConfigError([_refusal(path, key) for key in refused])
     folder, config = RunFolder.open(path)
     if not overrides:
