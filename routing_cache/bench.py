@@ -1,11 +1,10 @@
 """Measures the cache against plain numpy on one reference workload.
 
 ``python -m routing_cache.bench [--json FILE]`` prints a table. One process, CPU only, fixed seed,
-well under 90 s. Two things that are compared run back to back inside one round, in an order that
-alternates from round to round, and are timed in thread-CPU time; the table shows the median of the
-rounds' ratios and its quartiles. Sizes are exact and have no quartiles.
+well under 90 s. Sizes are exact; timings are medians with quartiles.
 
-:mod:`routing_cache.bench_workload` is what it runs on.
+:mod:`routing_cache.bench_workload` is what it runs on, :mod:`routing_cache.bench_timing` how two
+things are compared.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ import base64
 import gc
 import json
 import sys
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from routing_cache.bench_timing import Figure, paired, summary, thread_ns
 from routing_cache.bench_workload import (
     FINAL_TOKENS,
     GROUP_SIZE,
@@ -66,14 +64,6 @@ class Bar(NamedTuple):
         return "" if self.limit is None else f"{'>=' if self.at_least else '<='} {self.limit:.4g}"
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One measured value, with quartiles where it is a timing."""
-
-    value: float
-    quartiles: tuple[float, float] | None = None
-
-
 BARS: dict[str, Bar] = {
     "held_over_unique": Bar(1.10),
     "int32_per_trajectory_over_held": Bar(4.2, at_least=True),
@@ -95,38 +85,6 @@ BARS: dict[str, Bar] = {
     "delta_14": Bar(0.10),
     "wrong_rows": Bar(0),
 }
-
-
-def thread_ns(function: Callable[[], object]) -> int:
-    started = time.thread_time_ns()
-    function()
-    return time.thread_time_ns() - started
-
-
-def paired(
-    rounds: Iterator[tuple[Callable[[], object], Callable[[], object]]],
-    *,
-    inverse: bool = False,
-    repeats: int = 1,
-) -> Figure:
-    """Median of first/second over rounds whose order alternates (``inverse``: second/first).
-
-    The first one does its work ``repeats`` times, where once is too short for the clock.
-    """
-    ratios: list[float] = []
-    for number, (first, second) in enumerate(rounds):
-        if number % 2:
-            other, own = thread_ns(second), thread_ns(first)
-        else:
-            own, other = thread_ns(first), thread_ns(second)
-        own /= repeats
-        ratios.append(other / own if inverse else own / other)
-    return summary(ratios)
-
-
-def summary(values: list[float]) -> Figure:
-    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
-    return Figure(float(middle), (float(low), float(high)))
 
 
 def measure_group() -> dict[str, Figure]:
