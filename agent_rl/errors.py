@@ -50,6 +50,10 @@ class EngineUnavailableError(EngineError):
     """An engine does not answer: down, restarting or out of reach. Another one may."""
 
 
+class EngineTimeoutError(EngineUnavailableError):
+    """An engine took the request and did not answer in time; it may still be working on it."""
+
+
 class EngineReplyError(EngineError):
     """A reply cannot be trusted: rows, ids or weight version are not those of the request."""
 

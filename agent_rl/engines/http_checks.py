@@ -58,12 +58,14 @@ def check_request(
         )
 
 
-def check_reply(request: GenerateRequest, reply: ServerReply, request_id: str, where: str) -> None:
+def check_reply(
+    request: GenerateRequest, reply: ServerReply, request_id: str, *, vocab_size: int, where: str
+) -> None:
     """Refuse a reply that is not a whole answer to this request; rows are judged apart.
 
     Raises:
         EngineAbortedError: the server ended it early.
-        EngineReplyError: another request's reply, or lengths that do not fit.
+        EngineReplyError: another request's reply, or lengths or ids that do not fit.
     """
     num_prompt, num_sampled = len(request.token_ids), len(reply.token_ids)
     most = request.sampling.max_new_tokens
@@ -75,6 +77,9 @@ def check_reply(request: GenerateRequest, reply: ServerReply, request_id: str, w
         problem = f"got a reply to {reply.num_prompt_tokens} prompt tokens, expected {num_prompt}"
     elif not 1 <= num_sampled <= most:
         problem = f"got {num_sampled} sampled tokens, expected 1..{most}"
+    elif int(reply.token_ids.min()) < 0 or int(reply.token_ids.max()) >= vocab_size:
+        ids = reply.token_ids
+        problem = f"got ids {int(ids.min())}..{int(ids.max())}, expected 0..{vocab_size - 1}"
     elif len(reply.logprobs) != num_sampled or not np.isfinite(reply.logprobs).all():
         problem = f"got {len(reply.logprobs)} log-probs, expected {num_sampled} finite ones"
     else:

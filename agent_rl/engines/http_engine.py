@@ -16,8 +16,6 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
-
 from agent_rl.engines.http_checks import check_reply, check_request
 from agent_rl.engines.http_gate import Gate
 from agent_rl.engines.http_options import EngineOptions, EngineStats
@@ -29,13 +27,13 @@ from agent_rl.errors import (
     EngineAbortedError,
     EngineError,
     EngineReplyError,
+    EngineTimeoutError,
     EngineUnavailableError,
 )
 from agent_rl.protocols import Weights
 from agent_rl.types import Completion, Floats, GenerateRequest, Rows, TokenIds
 from routing_cache import RowLayout
 
-_TIMEOUTS = (httpx.ReadTimeout, httpx.WriteTimeout)
 _MAX_RESENDS = 1  # of a generation whose reply was lost on the way
 
 
@@ -140,7 +138,8 @@ class HttpEngine:
 
         Raises:
             CapacityError: prompt plus ``max_new_tokens`` exceeds the server's context length.
-            EngineUnavailableError: the server does not answer.
+            EngineUnavailableError: the server does not answer; EngineTimeoutError when it may
+                still be working on it.
             EngineReplyError: it answered something else than was asked.
             EngineAbortedError: the server ended the request early.
             EngineError: malformed request, refusal, or weights in an unknown state.
@@ -162,6 +161,14 @@ class HttpEngine:
         """Log-probs ``[T-1]`` at temperature 1 of tokens 1..T-1 under the server's weights."""
         await self._gate.wait_open()
         return await self.server.score(token_ids)
+
+    async def is_up(self) -> bool:
+        """Whether the server says what it is, now."""
+        try:
+            await self.server.facts()
+        except EngineError:
+            return False
+        return True
 
     async def end_session(self, session_id: str) -> None:
         """Forget the session; the server's prefix cache evicts by itself."""
@@ -293,8 +300,8 @@ class HttpEngine:
                 raise
             except EngineUnavailableError as error:
                 self.stats.unavailable += 1
-                lost = not isinstance(error.__cause__, _TIMEOUTS)
-                if lost and attempt < _MAX_RESENDS and await self._is_up():
+                lost = not isinstance(error, EngineTimeoutError)
+                if lost and attempt < _MAX_RESENDS and await self.is_up():
                     self.stats.resends += 1
                     await self._abort_quietly(request_id)
                     continue
@@ -310,13 +317,6 @@ class HttpEngine:
             return reply
         raise AssertionError("unreachable")
 
-    async def _is_up(self) -> bool:
-        try:
-            await self.server.facts()
-        except EngineError:
-            return False
-        return True
-
     async def _abort_quietly(self, request_id: str) -> None:
         """Tell the server to stop; it does not matter whether it still can."""
         try:
@@ -330,7 +330,13 @@ class HttpEngine:
     def _judge(self, request: GenerateRequest, reply: ServerReply, request_id: str) -> None:
         self.stats.retractions += reply.num_retractions
         try:
-            check_reply(request, reply, request_id, self._where(request))
+            check_reply(
+                request,
+                reply,
+                request_id,
+                vocab_size=self._vocab_size,
+                where=self._where(request),
+            )
         except EngineAbortedError:
             self.stats.aborts += 1
             raise

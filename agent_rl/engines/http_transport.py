@@ -10,15 +10,25 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import orjson
 
-from agent_rl.errors import CapacityError, EngineError, EngineUnavailableError
+from agent_rl.errors import (
+    CapacityError,
+    EngineError,
+    EngineReplyError,
+    EngineTimeoutError,
+    EngineUnavailableError,
+)
+from routing_cache import RoutingCacheError
 
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_TOO_LATE = (httpx.ReadTimeout, httpx.WriteTimeout)
 _BUSY_STATUSES = (429, 503)
 _MAX_MESSAGE_CHARS = 400
 
@@ -37,10 +47,40 @@ class TransportOptions:
 
 @dataclass(frozen=True)
 class HttpReply:
-    """A reply with status 200."""
+    """A reply with status 200 from ``where``."""
 
     body: bytes
     seconds: float
+    where: str = ""
+
+    def json_object(self) -> dict[str, Any]:
+        """The body. Raises EngineReplyError when it is anything but a JSON object."""
+        try:
+            answer = orjson.loads(self.body)
+        except orjson.JSONDecodeError as error:
+            answer = error
+        if not isinstance(answer, dict):
+            raise EngineReplyError(
+                f"{self.where}: got {self.body[:80]!r}, expected a JSON object; something else "
+                "than an engine answers there, or the reply was cut short"
+            )
+        return answer
+
+
+@contextmanager
+def replies_of(what: str) -> Iterator[None]:
+    """Within: parts of a reply are picked. One that is of another form becomes EngineReplyError.
+
+    ``what`` names address and expected server.
+    """
+    try:
+        yield
+    except RoutingCacheError as error:
+        raise EngineReplyError(f"{what}: {error}") from error
+    except (KeyError, IndexError) as error:
+        raise EngineReplyError(f"{what}: got a reply without {error}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EngineReplyError(f"{what}: got a reply that cannot be read ({error})") from error
 
 
 class RefusedError(EngineError):
@@ -88,7 +128,8 @@ class HttpTransport:
         """POST ``body`` as JSON.
 
         Raises:
-            EngineUnavailableError: the server is not there, hung up, or took too long.
+            EngineUnavailableError: the server is not there or hung up; EngineTimeoutError when it
+                took too long.
             CapacityError: a 400 that speaks of the context length.
             RefusedError: any other status than 200.
         """
@@ -146,7 +187,8 @@ class HttpTransport:
                 method, path, content=content or None, headers=headers, timeout=timeout
             )
         except httpx.TransportError as error:
-            raise EngineUnavailableError(
+            kind = EngineTimeoutError if isinstance(error, _TOO_LATE) else EngineUnavailableError
+            raise kind(
                 f"{method} {self.base_url}{path}: got {type(error).__name__}: {error}; expected an "
                 "answer; see whether the server is up and read its log"
             ) from error
@@ -159,7 +201,7 @@ class HttpTransport:
                 f"{method} {self.base_url}{path}: got a reply of {len(body)} bytes, expected at "
                 f"most {self.options.max_reply_bytes}; ask for fewer rows a request"
             )
-        return HttpReply(body, time.monotonic() - started)
+        return HttpReply(body, time.monotonic() - started, f"{method} {self.base_url}{path}")
 
 
 def _is_safe_to_repeat(error: EngineError) -> bool:

@@ -18,7 +18,12 @@ from dataclasses import asdict, dataclass, field, replace
 
 from agent_rl.engines.http_engine import HttpEngine
 from agent_rl.engines.routed_prefixes import PrefixIndex
-from agent_rl.errors import EngineError, EngineReplyError, EngineUnavailableError
+from agent_rl.errors import (
+    EngineError,
+    EngineReplyError,
+    EngineTimeoutError,
+    EngineUnavailableError,
+)
 from agent_rl.protocols import Weights
 from agent_rl.types import Completion, Floats, GenerateRequest, TokenIds
 from routing_cache import RowLayout
@@ -116,6 +121,7 @@ class RoutedEngine:
 
         Raises:
             EngineUnavailableError: no engine came back within ``revive_timeout_s``.
+            EngineTimeoutError: the answer took too long; it is not asked for again.
             EngineError: as ``HttpEngine.generate``, for reasons that another engine shares.
         """
         while True:
@@ -126,6 +132,11 @@ class RoutedEngine:
                 ask = replace(request, routed_experts_start=0)
             try:
                 completion = await member.engine.generate(ask)
+            except EngineTimeoutError:
+                # Asked again it would be drawn again until it is short, and might never end.
+                if not await member.engine.is_up():
+                    self._lose(member)
+                raise
             except EngineUnavailableError:
                 self._lose(member)
             except EngineReplyError:

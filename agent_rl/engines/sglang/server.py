@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import torch
 
-from agent_rl.engines.http_transport import HttpReply, HttpTransport, RefusedError
+from agent_rl.engines.http_transport import HttpReply, HttpTransport, RefusedError, replies_of
 from agent_rl.engines.server import ServerFacts, ServerReply
 from agent_rl.engines.sglang.flags import find_hazards
 from agent_rl.errors import EngineError, EngineReplyError
 from agent_rl.protocols import Weights
 from agent_rl.types import FinishReason, Floats, GenerateRequest, TokenIds
-from routing_cache import RoutingCacheError, RowLayout
+from routing_cache import RowLayout
 from routing_cache.payloads import read_sglang
 
 _BUCKET_BYTES = 256 << 20  # one request body of a weight update, before base64
 _UPDATE_TIMEOUT_S = 1800.0
 _MAX_FULL_VOCAB = 1024
+_FORM = "expected SGLang 0.5.x's form"
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -57,19 +57,20 @@ class SGLangServer:
         return self._vocab_size <= _MAX_FULL_VOCAB
 
     async def facts(self) -> ServerFacts:
-        info = _json(await self.transport.get("/server_info", timeout_s=30.0))
-        model = _json(await self.transport.get("/model_info", timeout_s=30.0))
-        self._num_ranks = int(info.get("tp_size") or 1)
-        return ServerFacts(
-            engine=self.engine,
-            version=str(info.get("version", "unknown")),
-            model_path=str(model.get("model_path", "")),
-            context_length=_context_length(info),
-            weight_version=str(model.get("weight_version", "")),
-            captures_routing=bool(info.get("enable_return_routed_experts")),
-            num_workers=self._num_ranks,
-            hazards=tuple(find_hazards(info)),
-        )
+        info = (await self.transport.get("/server_info", timeout_s=30.0)).json_object()
+        model = (await self.transport.get("/model_info", timeout_s=30.0)).json_object()
+        with replies_of(f"{self.url}/server_info, {_FORM}"):
+            self._num_ranks = int(info.get("tp_size") or 1)
+            return ServerFacts(
+                engine=self.engine,
+                version=str(info.get("version", "unknown")),
+                model_path=str(model.get("model_path", "")),
+                context_length=_context_length(info),
+                weight_version=str(model.get("weight_version", "")),
+                captures_routing=bool(info.get("enable_return_routed_experts")),
+                num_workers=self._num_ranks,
+                hazards=tuple(find_hazards(info)),
+            )
 
     async def generate(self, request: GenerateRequest, request_id: str) -> ServerReply:
         sampling: dict[str, object] = {
@@ -106,13 +107,15 @@ class SGLangServer:
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        meta = _json(await self.transport.post("/generate", body)).get("meta_info") or {}
+        answer = (await self.transport.post("/generate", body)).json_object()
+        meta = answer.get("meta_info") or {}
         pairs = meta.get("input_token_logprobs") or []
         if len(pairs) != len(token_ids):
             raise EngineReplyError(
                 f"{self.url}: got {len(pairs)} prompt log-probs, expected {len(token_ids)}"
             )
-        return np.array([pair[0] for pair in pairs[1:]], dtype=np.float32)
+        with replies_of(f"{self.url}/generate, {_FORM}"):
+            return np.array([float(pair[0]) for pair in pairs[1:]], dtype=np.float32)
 
     async def abort(self, request_id: str) -> None:
         await self.transport.post("/abort_request", {"rid": request_id}, timeout_s=10.0)
@@ -170,12 +173,12 @@ class SGLangServer:
         await self.transport.aclose()
 
     def _check_success(self, reply: HttpReply, path: str) -> None:
-        answer = _json(reply)
+        answer = reply.json_object()
         if answer.get("success") is not True:
             raise RefusedError(f"{self.url}{path}: got {answer.get('message')!r}", 200)
 
     def _read(self, request: GenerateRequest, reply: HttpReply) -> ServerReply:
-        answer = _json(reply)
+        answer = reply.json_object()
         meta = answer.get("meta_info")
         if not isinstance(meta, dict):
             raise EngineReplyError(
@@ -185,7 +188,7 @@ class SGLangServer:
         pairs = meta.get("output_token_logprobs") or []
         payload = meta.get("routed_experts")
         rows = None
-        try:
+        with replies_of(f"{self.url}/generate, {_FORM}"):
             sampled = np.array(answer["output_ids"], dtype=np.int32)
             if payload is not None and request.routed_experts_start is not None:
                 rows = read_sglang(
@@ -197,7 +200,7 @@ class SGLangServer:
             return ServerReply(
                 request_id=str(meta["id"]),
                 token_ids=sampled,
-                logprobs=np.array([pair[0] for pair in pairs], dtype=np.float32),
+                logprobs=np.array([float(pair[0]) for pair in pairs], dtype=np.float32),
                 finish_reason=_REASONS[reason["type"]],
                 num_prompt_tokens=int(meta.get("prompt_tokens", 0)),
                 weight_versions=_versions(meta),
@@ -208,12 +211,6 @@ class SGLangServer:
                 num_row_bytes=0 if payload is None else len(payload),
                 full_logprobs=self._full(meta) if request.return_full_logprobs else None,
             )
-        except RoutingCacheError as error:
-            raise EngineReplyError(f"{self.url}/generate: {error}") from error
-        except (KeyError, TypeError) as error:
-            raise EngineReplyError(
-                f"{self.url}/generate: got a reply without {error}; expected SGLang 0.5.x's form"
-            ) from error
 
     def _full(self, meta: dict[str, Any]) -> Floats:
         """``[N, V]`` from lists of (log-prob, id) pairs in falling order."""
@@ -227,13 +224,6 @@ class SGLangServer:
                 f"{full.size}: all {self._vocab_size} tokens at {len(positions)} positions"
             )
         return full
-
-
-def _json(reply: HttpReply) -> dict[str, Any]:
-    answer = orjson.loads(reply.body)
-    if not isinstance(answer, dict):
-        raise EngineReplyError(f"got a JSON {type(answer).__name__}, expected an object")
-    return answer
 
 
 def _versions(meta: dict[str, Any]) -> tuple[str, ...]:

@@ -8,21 +8,20 @@ distribution only with ``--logprobs-mode processed_logprobs``.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import orjson
 
-from agent_rl.engines.http_transport import HttpReply, HttpTransport
+from agent_rl.engines.http_transport import HttpReply, HttpTransport, replies_of
 from agent_rl.engines.server import ServerFacts, ServerReply
 from agent_rl.engines.vllm.flags import find_hazards
 from agent_rl.errors import EngineError, EngineReplyError
 from agent_rl.protocols import Weights
 from agent_rl.types import FinishReason, Floats, GenerateRequest, TokenIds
-from routing_cache import RoutingCacheError, RowLayout
+from routing_cache import RowLayout
 from routing_cache.payloads import read_vllm
 
 _UPDATE_TIMEOUT_S = 1800.0
+_GENERATE, _FORM = "/inference/v1/generate", "expected vLLM 0.30's form"
 _REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 _ID_PREFIX = "generate-tokens-"  # put before our request id by the server
 
@@ -46,21 +45,23 @@ class VLLMServer:
         return self.transport.base_url
 
     async def facts(self) -> ServerFacts:
-        info = _json(await self.transport.get("/server_info?config_format=json", timeout_s=30.0))
-        version = _json(await self.transport.get("/version", timeout_s=30.0))
-        weights = _json(await self.transport.get("/weight_info", timeout_s=30.0))
-        config = info["vllm_config"]
-        model, parallel = config["model_config"], config["parallel_config"]
-        return ServerFacts(
-            engine=self.engine,
-            version=str(version.get("version", "unknown")),
-            model_path=str(model["model"]),
-            context_length=int(model["max_model_len"]),
-            weight_version=str(weights.get("weight_version", "")),
-            captures_routing=bool(model.get("enable_return_routed_experts")),
-            num_workers=int(parallel["tensor_parallel_size"]),
-            hazards=tuple(find_hazards(config)),
-        )
+        path = "/server_info?config_format=json"
+        info = (await self.transport.get(path, timeout_s=30.0)).json_object()
+        version = (await self.transport.get("/version", timeout_s=30.0)).json_object()
+        weights = (await self.transport.get("/weight_info", timeout_s=30.0)).json_object()
+        with replies_of(f"{self.url}{path}, {_FORM} with VLLM_SERVER_DEV_MODE=1"):
+            config = info["vllm_config"]
+            model, parallel = config["model_config"], config["parallel_config"]
+            return ServerFacts(
+                engine=self.engine,
+                version=str(version.get("version", "unknown")),
+                model_path=str(model["model"]),
+                context_length=int(model["max_model_len"]),
+                weight_version=str(weights.get("weight_version", "")),
+                captures_routing=bool(model.get("enable_return_routed_experts")),
+                num_workers=int(parallel["tensor_parallel_size"]),
+                hazards=tuple(find_hazards(config)),
+            )
 
     async def generate(self, request: GenerateRequest, request_id: str) -> ServerReply:
         sampling: dict[str, object] = {
@@ -82,21 +83,23 @@ class VLLMServer:
             "token_ids": np.ascontiguousarray(request.token_ids),
             "sampling_params": sampling,
         }
-        return self._read(request, await self.transport.post("/inference/v1/generate", body))
+        return self._read(request, await self.transport.post(_GENERATE, body))
 
     async def score(self, token_ids: TokenIds) -> Floats:
         body: dict[str, object] = {
             "token_ids": np.ascontiguousarray(token_ids),
             "sampling_params": {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0},
         }
-        answer = _json(await self.transport.post("/inference/v1/generate", body))
+        answer = (await self.transport.post(_GENERATE, body)).json_object()
         positions = answer.get("prompt_logprobs") or []
         if len(positions) != len(token_ids):
             raise EngineReplyError(
                 f"{self.url}: got {len(positions)} prompt log-probs, expected {len(token_ids)}"
             )
         pairs = zip(token_ids[1:], positions[1:], strict=True)
-        return np.array([at[str(token)]["logprob"] for token, at in pairs], dtype=np.float32)
+        with replies_of(f"{self.url}{_GENERATE}, {_FORM}"):
+            values = [float(at[str(token)]["logprob"]) for token, at in pairs]
+        return np.array(values, dtype=np.float32)
 
     async def abort(self, request_id: str) -> None:
         body: dict[str, object] = {"request_ids": [_ID_PREFIX + request_id]}
@@ -109,7 +112,8 @@ class VLLMServer:
         await self.transport.post("/resume", None, timeout_s=120.0)
 
     async def flush(self) -> None:
-        answer = _json(await self.transport.post("/reset_prefix_cache", None, timeout_s=120.0))
+        reply = await self.transport.post("/reset_prefix_cache", None, timeout_s=120.0)
+        answer = reply.json_object()
         if answer.get("success") is not True:
             raise EngineError(
                 f"{self.url}: the prefix cache was not flushed: requests still hold blocks"
@@ -137,8 +141,8 @@ class VLLMServer:
         await self.transport.aclose()
 
     def _read(self, request: GenerateRequest, reply: HttpReply) -> ServerReply:
-        answer = _json(reply)
-        try:
+        answer = reply.json_object()
+        with replies_of(f"{self.url}{_GENERATE}, {_FORM} with one choice"):
             (choice,) = answer["choices"]
             usage = answer["usage"]
             details = usage.get("prompt_tokens_details") or {}
@@ -157,7 +161,8 @@ class VLLMServer:
                 request_id=str(answer["request_id"]).removeprefix(_ID_PREFIX),
                 token_ids=sampled,
                 logprobs=np.array(
-                    [entry["logprob"] for entry in choice["logprobs"]["content"]], dtype=np.float32
+                    [float(entry["logprob"]) for entry in choice["logprobs"]["content"]],
+                    dtype=np.float32,
                 ),
                 finish_reason=_REASONS[choice["finish_reason"]],
                 num_prompt_tokens=int(usage["prompt_tokens"]),
@@ -167,17 +172,3 @@ class VLLMServer:
                 rows_start=0 if rows is None else rows.start,
                 num_row_bytes=0 if payload is None else len(payload),
             )
-        except RoutingCacheError as error:
-            raise EngineReplyError(f"{self.url}/inference/v1/generate: {error}") from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise EngineReplyError(
-                f"{self.url}/inference/v1/generate: got a reply without {error}; expected vLLM "
-                "0.30's form with one choice"
-            ) from error
-
-
-def _json(reply: HttpReply) -> dict[str, Any]:
-    answer = orjson.loads(reply.body)
-    if not isinstance(answer, dict):
-        raise EngineReplyError(f"got a JSON {type(answer).__name__}, expected an object")
-    return answer

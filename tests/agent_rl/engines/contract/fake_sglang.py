@@ -19,7 +19,8 @@ from routing_cache import RowLayout
 LAYOUT = RowLayout(num_hidden_layers=3, moe_layers=(1, 2), num_experts=16, moe_top_k=2)
 VOCAB_SIZE = 100
 Answer = dict[str, object]
-Fault = Callable[[Answer], Answer]  # changes an answer to /generate, or raises
+# Changes an answer to /generate, gives another response, or raises.
+Fault = Callable[[Answer], "Answer | httpx.Response"]
 
 
 def true_rows(token_ids: np.ndarray, weights: int) -> np.ndarray:
@@ -124,7 +125,8 @@ class FakeSGLang(httpx.AsyncBaseTransport):
             raise httpx.RemoteProtocolError("server disconnected", request=request)
         answer = self._answer(body, aborted=stopped.is_set())
         fault = self.faults.pop(0) if self.faults else None
-        return httpx.Response(200, json=answer if fault is None else fault(answer))
+        given = answer if fault is None else fault(answer)
+        return given if isinstance(given, httpx.Response) else httpx.Response(200, json=given)
 
     def _answer(self, body: Answer, *, aborted: bool) -> Answer:
         prompt = np.array(body["input_ids"])
@@ -187,6 +189,14 @@ def change_rows(change: Callable[[np.ndarray], np.ndarray]) -> Fault:
         return change_meta(routed_experts=encode(change(decode(meta["routed_experts"]))))(answer)
 
     return fault
+
+
+def page_of_a_proxy(answer: Answer) -> httpx.Response:
+    return httpx.Response(200, text="<html>back in a minute</html>")
+
+
+def foreign_id(answer: Answer) -> Answer:
+    return {**answer, "output_ids": [*answer["output_ids"][:-1], VOCAB_SIZE]}
 
 
 def hang_up(answer: Answer) -> Answer:

@@ -6,17 +6,21 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import httpx
 import numpy as np
 import pytest
 import torch
 from fake_sglang import (
     LAYOUT,
     VOCAB_SIZE,
+    Answer,
     FakeSGLang,
     Fault,
     change_meta,
     change_rows,
+    foreign_id,
     hang_up,
+    page_of_a_proxy,
     too_late,
     true_rows,
 )
@@ -27,11 +31,13 @@ from agent_rl.engines.http_transport import HttpTransport, TransportOptions
 from agent_rl.engines.http_weights import WeightReference
 from agent_rl.engines.routed import RoutedEngine, RoutedOptions
 from agent_rl.engines.sglang import SGLangServer
+from agent_rl.engines.vllm import VLLMServer
 from agent_rl.errors import (
     EngineAbortedError,
     EngineError,
     EngineReplyError,
     EngineSetupError,
+    EngineTimeoutError,
     EngineUnavailableError,
 )
 from agent_rl.types import Completion, GenerateRequest, SamplingParams
@@ -108,6 +114,12 @@ BAD_REPLIES: dict[str, tuple[Fault, str]] = {
     "log-probs lost": (change_meta(output_token_logprobs=[]), "log-probs"),
     "not base64": (change_meta(routed_experts="?"), "base64"),
     "no finish reason": (change_meta(finish_reason=None), "reply without"),
+    "log-probs of nothing": (
+        change_meta(output_token_logprobs=[[None, 1, None]]),
+        "cannot be read",
+    ),
+    "no JSON": (page_of_a_proxy, "expected a JSON object; something else than an engine"),
+    "an id beyond the vocabulary": (foreign_id, r"expected 0\.\.99"),
 }
 
 
@@ -178,6 +190,68 @@ def test_a_dropped_connection_is_asked_again_and_a_late_answer_is_not() -> None:
         with pytest.raises(EngineUnavailableError, match="ReadTimeout"):
             await engine.generate(ask(ids(9)))
         assert engine.stats.resends == 1
+
+    run(scenario)
+
+
+def test_a_late_answer_is_not_asked_for_again_by_a_fleet_and_keeps_the_engine_in_service() -> None:
+    """It would be drawn again until it is short; every time the engine would be taken away."""
+
+    async def scenario() -> None:
+        fake = FakeSGLang()
+        fleet = RoutedEngine([await connect(fake)], ROUTED)
+        fake.faults = [too_late] * 50
+        async with asyncio.timeout(10):
+            with pytest.raises(EngineTimeoutError, match="ReadTimeout"):
+                await fleet.generate(ask(ids(9)))
+        assert (fleet.num_in_service, fleet.stats.engines_lost) == (1, 0)
+        fake.faults = []
+        assert_true_rows(ids(9), await fleet.generate(ask(ids(9))))
+        await fleet.aclose()
+
+    run(scenario)
+
+
+def test_a_server_that_hangs_leaves_service() -> None:
+    def hang(answer: Answer) -> Answer:
+        fake.up = False
+        return too_late(answer)
+
+    fake = FakeSGLang()
+
+    async def scenario() -> None:
+        fleet = RoutedEngine([await connect(fake)], ROUTED)
+        fake.faults = [hang]
+        with pytest.raises(EngineTimeoutError):
+            await fleet.generate(ask(ids(9)))
+        assert (fleet.num_in_service, fleet.stats.engines_lost) == (0, 1)
+        fake.restart()
+        assert_true_rows(ids(9), await fleet.generate(ask(ids(9))))
+        await fleet.aclose()
+
+    run(scenario)
+
+
+class Page(httpx.AsyncBaseTransport):
+    """What answers at a mistyped address."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response = response
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return self._response
+
+
+@pytest.mark.parametrize("text", ["<html></html>", "[]", '{"vllm_config": 1}', "{}"])
+def test_what_is_no_engine_is_told_by_its_address(text: str) -> None:
+    async def scenario() -> None:
+        wire = Page(httpx.Response(200, text=text))
+        for server in (
+            SGLangServer(HttpTransport("http://other", FAST, wire), LAYOUT, VOCAB_SIZE),
+            VLLMServer(HttpTransport("http://other", FAST, wire), LAYOUT),
+        ):
+            with pytest.raises(EngineError, match=r"http://other|SGLang names no context length"):
+                await server.facts()
 
     run(scenario)
 
