@@ -1,13 +1,10 @@
 """Rollout routing replay inside Megatron: recorded expert sets in place of the router's top-k.
 
-Megatron's router hands its top-k to an object it finds in ``router.router_replay``. Megatron's
-own such object sits in a process-wide list, is told from outside which of two actions to take,
-and pops rows from a list in arrival order: recompute, pipeline order or a second model in the
-process then read the wrong rows. The object put there here knows its *global layer number* and
-looks rows up by (micro-batch, layer), so any order and any number of reads gives the same rows.
-Everything after the choice stays Megatron's code: the gate is computed from the live logits of
-the chosen experts under the model's own scoring rule (arXiv 2510.11370, eq. 5), be it softmax
-before or after top-k or sigmoid with a selection bias, which never enters the weights.
+The routers' hooks (``router_hooks``) know their *global layer number*, and rows are looked up by
+(micro-batch, layer), so any order and any number of reads gives the same rows. Everything after
+the choice stays Megatron's code: the gate is computed from the live logits of the chosen experts
+under the model's own scoring rule (arXiv 2510.11370, eq. 5), be it softmax before or after top-k
+or sigmoid with a selection bias, which never enters the weights.
 
 Which micro-batch a backward pass belongs to is learnt from autograd: a hook on the model's output
 fires before anything is recomputed, whatever the schedule's order.
@@ -26,19 +23,13 @@ from typing import Any
 import torch
 
 from agent_rl.errors import ReplayError
-from agent_rl.trainer import cpu_backend  # noqa: F401  # before megatron: quiet import
 from agent_rl.trainer.losses.router_consistency import (
     live_distribution,
     to_recorded_distributions,
     to_recorded_sets,
 )
+from agent_rl.trainer.router_hooks import BiasHook, LayerHook, TermHook, routers_of
 from agent_rl.trainer.routing_counts import RoutingCounter, RoutingCounts
-
-# isort: split
-from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
-from megatron.core.transformer.moe.router import TopKRouter
-
-TopK = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,7 @@ class RouterReplay:
     ) -> None:
         """``consistency_weight`` adds the term of ``losses.router_consistency`` to the updates,
         a mean over ``num_moe_layers``: those of the whole model (None: they are all here)."""
-        self._routers = _routers_of(chunks)
+        self._routers = routers_of(chunks)
         self.layers = tuple(sorted(self._routers))  # global 0-based numbers on this rank
         self._slot = {layer: slot for slot, layer in enumerate(self.layers)}
         self._num_experts = num_experts
@@ -100,10 +91,10 @@ class RouterReplay:
         self._num_moe_layers = num_moe_layers or len(self.layers)
         self._handles: list[Any] = []
         for layer, router in self._routers.items():
-            router.router_replay = _LayerHook(self, layer)
-            router._apply_expert_bias = _BiasHook(self, router)
+            router.router_replay = LayerHook(self, layer)
+            router._apply_expert_bias = BiasHook(self, router)
             if consistency_weight:
-                self._handles.append(router.register_forward_hook(_TermHook(self, layer)))
+                self._handles.append(router.register_forward_hook(TermHook(self, layer)))
         self.clear()
 
     def detach(self) -> None:
@@ -326,81 +317,3 @@ class RouterReplay:
             return
         real = ~self._table(routing_map.device).padding
         router.local_tokens_per_expert += (routing_map & real.unsqueeze(1)).sum(dim=0)
-
-
-class _LayerHook:
-    """What Megatron's ``topk_routing_with_score_function`` calls in place of its own top-k."""
-
-    def __init__(self, owner: RouterReplay, layer: int) -> None:
-        self._owner, self._layer = owner, layer
-
-    def get_replay_topk(
-        self,
-        scores: torch.Tensor,
-        topk: int,
-        num_groups: int | None,
-        group_topk: int | None,
-        default_compute_topk: TopK,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(scores, ids) ``[N, K]`` of the chosen experts, differentiable in ``scores [N, E]``."""
-
-        def live_top_k(detached: torch.Tensor) -> torch.Tensor:
-            return default_compute_topk(detached, topk, num_groups, group_topk)[1]
-
-        self._owner.note_consistency(self._layer, scores)
-        ids = self._owner.choose(self._layer, scores, live_top_k)
-        if ids is None:
-            return default_compute_topk(scores, topk, num_groups, group_topk)
-        return scores.gather(1, ids), ids
-
-
-class _TermHook:
-    """Lets a router's gates carry its consistency term to backward, as Megatron's own losses do.
-
-    The schedule gives the term the scale of the main loss, which Megatron then divides by all loss
-    units, so that the term is a mean over trained tokens like every other part of the loss.
-    """
-
-    def __init__(self, owner: RouterReplay, layer: int) -> None:
-        self._owner, self._layer = owner, layer
-
-    def __call__(self, router: Any, args: Any, output: tuple[torch.Tensor, torch.Tensor]) -> Any:
-        term = self._owner.take_term(self._layer)
-        if term is None or not torch.is_grad_enabled():
-            return None
-        gates, routing_map = output
-        return MoEAuxLossAutoScaler.apply(gates, term), routing_map
-
-
-class _BiasHook:
-    """In place of a router's method of the same call."""
-
-    def __init__(self, owner: RouterReplay, router: Any) -> None:
-        self._owner, self._router = owner, router
-
-    def __call__(self, routing_map: torch.Tensor, padding_mask: torch.Tensor | None = None) -> None:
-        if self._router.enable_expert_bias:
-            self._owner.count_for_bias(self._router, routing_map)
-
-
-def _routers_of(chunks: Sequence[torch.nn.Module]) -> dict[int, Any]:
-    """The model's own routers by global 0-based layer number.
-
-    Raises ``ReplayError`` for a router whose top-k cannot be replaced.
-    """
-    routers: dict[int, Any] = {}
-    for chunk in chunks:
-        for module in chunk.modules():
-            if not isinstance(module, TopKRouter):
-                continue
-            layer = int(module.layer_number) - 1  # type: ignore[arg-type]
-            if module.config.moe_router_fusion or module.routing_type == "sinkhorn":
-                raise ReplayError(
-                    f"layer {layer}: the fused and the sinkhorn router ignore replay, "
-                    f"got=fusion {module.config.moe_router_fusion}, {module.routing_type!r} "
-                    "expected=moe_router_fusion off and another routing type"
-                )
-            if layer in routers:
-                raise ReplayError(f"two routers claim layer {layer}")
-            routers[layer] = module
-    return routers
