@@ -17,7 +17,7 @@ import numpy as np
 
 from agent_rl.config import AgentConfig
 from agent_rl.protocols import Generator
-from agent_rl.rollout.chat import Renderer
+from agent_rl.rollout.chat import Renderer, closing
 from agent_rl.rollout.replies import check_completion, check_overlap
 from agent_rl.types import (
     Completion,
@@ -138,7 +138,12 @@ class _Episode:
             return self.end(Status.TRUNCATED, "max_malformed", reward=0.0)
         if len(self.turns) >= self.config.max_turns:
             return self.end(Status.TRUNCATED, "max_turns", reward=0.0)
-        self.pending = self.renderer.observation(reply.text)
+        self.pending = np.concatenate(
+            [
+                closing(completion.token_ids, self.renderer.stop_token_ids),
+                self.renderer.observation(reply.text),
+            ]
+        )
         return None
 
     async def generate(self, prompt: TokenIds, max_new_tokens: int) -> Completion:

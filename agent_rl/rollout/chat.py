@@ -100,3 +100,10 @@ def strip_stop(completion: TokenIds, stop_token_ids: tuple[int, ...]) -> TokenId
     if len(completion) and int(completion[-1]) in stop_token_ids:
         return completion[:-1]
     return completion
+
+
+def closing(completion: TokenIds, stop_token_ids: tuple[int, ...]) -> TokenIds:
+    """What ends the block of a ``completion`` ``[N]`` before anything follows: nothing after a stop
+    token; one of them after any other end, such as a limit or a stop that is the server's own."""
+    closed = len(completion) > 0 and int(completion[-1]) in stop_token_ids
+    return np.array([] if closed else stop_token_ids[:1], dtype=np.int32)

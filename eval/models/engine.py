@@ -8,7 +8,7 @@ import numpy as np
 
 from agent_rl.errors import CapacityError, EngineError
 from agent_rl.protocols import Generator
-from agent_rl.rollout.chat import Renderer
+from agent_rl.rollout.chat import Renderer, closing
 from agent_rl.rollout.group import member_seed
 from agent_rl.types import GenerateRequest, SamplingParams, TokenIds
 from eval.errors import ContextFullError, ModelError
@@ -74,16 +74,14 @@ class EngineChat:
             raise ContextFullError(str(error)) from error
         except EngineError as error:
             raise ModelError(str(error)) from error
-        was_cut = completion.finish_reason != "stop"
-        # What is added later follows a turn that has been closed.
-        closing = np.array(self._renderer.stop_token_ids[:was_cut], dtype=np.int32)
-        ids = np.concatenate([prompt, completion.token_ids, closing]).astype(np.int32)
+        end = closing(completion.token_ids, self._renderer.stop_token_ids)
+        ids = np.concatenate([prompt, completion.token_ids, end]).astype(np.int32)
         self._dialogues[episode] = (ids, len(messages) + 1)
         return ChatReply(
             self._renderer.parse(completion.token_ids),
             len(prompt),
             len(completion.token_ids),
-            was_cut=was_cut,
+            was_cut=completion.finish_reason != "stop",
         )
 
     def trouble(self, episode: str) -> str:

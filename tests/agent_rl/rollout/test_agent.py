@@ -17,7 +17,14 @@ from agent_rl.engines.scripted import ScriptedGenerator, synthetic_rows
 from agent_rl.errors import EngineError
 from agent_rl.rollout.agent import check_completion, run_trajectory
 from agent_rl.rollout.chat import CompactRenderer
-from agent_rl.types import Completion, GenerateRequest, SamplingParams, Status, Trajectory
+from agent_rl.types import (
+    Completion,
+    GenerateRequest,
+    SamplingParams,
+    Status,
+    TokenIds,
+    Trajectory,
+)
 from envs.base import Observation, Score
 from envs.errors import InfrastructureError
 from routing_cache import RoutingCache, RowsLease
@@ -142,6 +149,29 @@ def test_prompt_longer_than_the_limit_is_truncated_before_sampling() -> None:
     assert (t.status, t.stop_reason, len(t.turns)) == (Status.TRUNCATED, "max_tokens", 0)
     assert generator.requests == []
     assert not t.loss_mask.any()
+
+
+class StopsByItself(ScriptedGenerator):
+    """A server that ends completions at a token of its own, which nobody asked for."""
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        completion = await super().generate(request)
+        return replace(completion, finish_reason="stop")
+
+
+def test_a_turn_that_ends_at_another_token_is_closed_and_the_closing_is_not_trained() -> None:
+    foreign = TOKENIZER.encode("view bad")
+
+    def script(request: GenerateRequest, turn: int) -> TokenIds:
+        return foreign if turn == 0 else says(TOKENIZER, "submit")(request, turn)
+
+    generator = StopsByItself(script)
+    t = rollout(ScriptedEnv(), generator, cache=RoutingCache(generator.row_layout))
+    text = TOKENIZER.decode(t.token_ids)
+    assert "view bad <end> <obs> ok <end> <assistant> submit <end>" in text
+    assert TOKENIZER.decode(t.token_ids[t.loss_mask]) == "view bad submit <end>"
+    assert t.routed_experts is not None
+    assert t.routed_experts.gather(stop=len(t.token_ids) - 1)[1].all()
 
 
 @pytest.mark.parametrize("train", [True, False])
