@@ -88,7 +88,7 @@ class ImageEnv:
             unicode_only(self._parts.action_format.results(parsed, replies)),
             done=over,
             stop_reason="submit" if over else "",
-            malformed=any(isinstance(call, CallError) for call in parsed.calls),
+            malformed=parsed.malformed,
         )
 
     def _is_over(self) -> bool:

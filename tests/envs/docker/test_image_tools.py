@@ -9,7 +9,14 @@ from yes_engine import YesEngine, make_box, make_engine
 
 from envs.actions import FORMATS, TOOL_SETS
 from envs.actions.base import CallError
+from envs.git_patch import Baseline
+from envs.images.env import ImageEnv, ImageEnvParts
+from envs.images.grading import ImageGrader
+from envs.images.prepare import ImagePreparer, PreparedImage
+from envs.images.task import ImageTask
 from envs.images.tools import ImageTools, ToolSettings
+from envs.sandbox.docker.host import DockerHost
+from envs.sandbox.docker.options import DockerOptions
 from envs.sandbox.docker.sandbox import DockerSandbox
 
 
@@ -70,3 +77,34 @@ def test_a_file_may_hold_a_nul_byte(box: DockerSandbox, engine: YesEngine) -> No
 def test_a_command_that_cannot_even_start_is_the_agents(box: DockerSandbox, word: str) -> None:
     assert box.exec(["echo", word], timeout_s=5).exit_code == 126
     assert box.run_shell(f"echo {word}", timeout_s=5).exit_code == 126
+
+
+class Prepared(ImagePreparer):
+    def prepare(self, task: ImageTask) -> PreparedImage:
+        return PreparedImage("image", Baseline("/testbed", "/store", "tree"))
+
+
+@pytest.mark.parametrize(
+    ("calls", "malformed"),
+    [(("good", "bad"), False), (("bad", "good"), False), (("bad", "bad"), True), ((), True)],
+)
+def test_an_action_is_malformed_only_when_nothing_of_it_can_be_carried_out(
+    engine: YesEngine, calls: tuple[str, ...], malformed: bool
+) -> None:
+    """Such actions may be masked: what acted on the work tree must not be."""
+    host = DockerHost(engine, "run", free_bytes=lambda folder: 1 << 40)
+    options = DockerOptions()
+    parts = ImageEnvParts(
+        host,
+        options,
+        Prepared(host, options),
+        ImageGrader(host, options),
+        FORMATS["hermes_json"](),
+        TOOL_SETS["r2e"],
+    )
+    task = ImageTask("a", "issue", {}, "", (), {}, {}, b"", image="image")
+    env = ImageEnv(task, parts)
+    env.reset()
+    said_by = {"good": said("execute_bash", cmd="true"), "bad": said("execute_bash")}
+    assert env.step("".join(said_by[name] for name in calls)).malformed == malformed
+    env.close()
