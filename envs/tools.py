@@ -185,7 +185,7 @@ class ToolBox:
             (path, number, line)
             for path, data in sorted(self._workspace.snapshot().items())
             if path.startswith(call.path)
-            for number, line in enumerate(_text(data).splitlines(), start=1)
+            for number, line in enumerate(_text(data).split("\n"), start=1)
             if call.text in line
         ]
         return self._listing(found)

@@ -18,6 +18,7 @@ from envs.actions.checking import check_call, limit_calls
 from envs.actions.schema import json_schema
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_MAX_READ = 64  # calls; the decoder's errors take time in proportion to what lies before them
 # strict=False: models write raw line breaks inside JSON strings
 _DECODER = json.JSONDecoder(strict=False)
 
@@ -38,6 +39,10 @@ class HermesJson:
         position = 0
         while (start := visible.find(_OPEN, position)) >= 0:
             thought.append(visible[position:start])
+            if len(calls) >= _MAX_READ:
+                calls += [CallError("", "not read")] * visible.count(_OPEN, start)
+                position = len(visible)
+                break
             call, position = _read_call(visible, start + len(_OPEN), tools)
             calls.append(call)
         thought.append(visible[position:])

@@ -21,6 +21,7 @@ _PARAMETER = re.compile(r"\s*<parameter\s*=\s*([^>\n]{1,200})>")
 # A value may itself contain the closing tag; the real one is followed by a parameter or the end.
 _VALUE_END = re.compile(r"</parameter>(?=\s*(?:<parameter\s*=|</function>|\Z))")
 _CLOSE = re.compile(r"\s*</function>")
+_WORD = re.compile(r"\S")
 
 
 class R2EXml:
@@ -88,7 +89,7 @@ def _read_call(
         raw[key] = _trim_newlines(text[match.end() : end.start()])
         position = end.end()
     close = _CLOSE.match(text, position)
-    if close is None and text[position:].strip():
+    if close is None and _WORD.search(text, position):
         message = f"{name}: expected <parameter=KEY> or </function> after the opening tag"
         return CallError(name, message), _after_function(text, position)
     return check_call(name, raw, tools), close.end() if close else len(text)

@@ -87,7 +87,7 @@ def read_printed(log: bytes, exit_code: int | None) -> Outcomes:
     parts = _SUMMARY.split(text)
     statuses: dict[str, str] = {}
     if len(parts) > 1:
-        for line in parts[-1].splitlines():
+        for line in parts[-1].split("\n"):
             if match := _LINE.match(line):
                 name = _cut_message(match.group(2), match.group(1))
                 if (

@@ -83,7 +83,8 @@ def _read_file(path: Path) -> list[Row]:
     text = path.read_text(encoding="utf-8")
     try:
         if path.suffix == ".jsonl":
-            loaded: object = [json.loads(line) for line in text.splitlines() if line.strip()]
+            # Only a line feed ends a line: issues hold other characters that Python ends lines at.
+            loaded: object = [json.loads(line) for line in text.split("\n") if line.strip()]
         else:
             loaded = json.loads(text)
     except ValueError as error:

@@ -69,6 +69,18 @@ def test_search_is_plain_text_and_capped(box: t.ToolBox) -> None:
     assert {path for path, _, _ in only.lines} == {"tests/test_visible.py"}
 
 
+def test_search_and_view_count_lines_alike(box: t.ToolBox) -> None:
+    """Form feeds separate sections of old Python files, and end no line."""
+    box.workspace.write("f", "a\n\x0cb\u2028\x85\nc = 1\r\nd\n".encode())
+    viewed = box.run(t.View("f"))
+    assert isinstance(viewed, t.Listing)
+    assert [text for _, _, text in viewed.lines] == ["a", "\x0cb\u2028\x85", "c = 1\r", "d"]
+    for text, number in (("b", 2), ("c = ", 3), ("d", 4)):
+        found = box.run(t.Search(text, "f"))
+        assert isinstance(found, t.Listing)
+        assert found.lines == (viewed.lines[number - 1],)
+
+
 def test_replace_lines_keeps_the_rest_to_the_byte(box: t.ToolBox) -> None:
     data = b"one\r\ntwo\xff\r\nthree"
     box.workspace.write("f", data)

@@ -219,12 +219,14 @@ def test_bash_blocks(text: str, expected: ToolCall | CallError) -> None:
 
 def test_parsing_time_grows_with_the_text_not_its_square() -> None:
     """A model stuck in a loop must not stall the run."""
-    fragments = {
-        "r2e_xml": "<function=a><parameter=b>  </parameter>   \n",
-        "hermes_json": '<tool_call>{"a": ',
-        "bash_block": "```bash\n``` x\n",
-    }
-    for name, fragment in fragments.items():
+    fragments = [
+        ("r2e_xml", "<function=a><parameter=b>  </parameter>   \n"),
+        ("r2e_xml", "<function=a>x</function>"),
+        ("hermes_json", '<tool_call>{"a": '),
+        ("hermes_json", "<tool_call>[</tool_call>"),
+        ("bash_block", "```bash\n``` x\n"),
+    ]
+    for name, fragment in fragments:
         form = FORMATS[name]()
         seconds: list[float] = []
         for repeat in (2_000, 20_000):

@@ -114,6 +114,10 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[1]")
     with pytest.raises(TaskError, match="does not hold rows"):
         load_rows(str(tmp_path / "a.json"))
+    odd = {"a": "one\u2028two\x85three"}  # as people paste it into issues
+    line = json.dumps(odd, ensure_ascii=False)
+    (tmp_path / "odd.jsonl").write_text(f"{line}\n\n", encoding="utf-8")
+    assert load_rows(str(tmp_path / "odd.jsonl")) == [odd]
     (tmp_path / "b.jsonl").write_text('{"a": 1}\n{')
     with pytest.raises(TaskError, match="not jsonl"):
         load_rows(str(tmp_path / "b.jsonl"))
