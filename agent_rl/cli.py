@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,6 +17,9 @@ from agent_rl.errors import AgentRLError, ConfigError, RolloutError
 from agent_rl.interrupt import Interrupted
 from agent_rl.suggest import command_line
 from agent_rl.terminal import make_console
+
+if TYPE_CHECKING:
+    from agent_rl.commands.doctor import CheckNeeds
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INFRASTRUCTURE, EXIT_INTERRUPTED = 1, 2, 3, 130
 
@@ -108,7 +112,7 @@ def rollout(
 
 @app.command(
     epilog="Examples: agent-rl doctor · agent-rl doctor configs/repair_tiny.yaml · "
-    "agent-rl doctor --gpu"
+    "agent-rl doctor configs/eval/swebench_verified.yaml · agent-rl doctor --gpu"
 )
 def doctor(
     config: Annotated[Path | None, typer.Argument(help="also check what this needs")] = None,
@@ -125,8 +129,7 @@ def doctor(
     if gpu:
         gpu_doctor_command()
     else:
-        _refuse_evaluations("doctor", config)
-        doctor_command(config, overrides or [])
+        doctor_command(config, overrides or [], _doctor_of(config))
 
 
 @app.command(
@@ -201,6 +204,13 @@ def _evaluation_of(source: Path) -> EntryPoint | None:
         return None
     points = entry_points(group="agent_rl.evaluations")
     return next((point for point in points if point.name in sections), None)
+
+
+def _doctor_of(source: Path | None) -> CheckNeeds | None:
+    """What checks ``source`` when it is an evaluation's: ``doctor`` beside what evaluates it."""
+    if source is None or (point := _evaluation_of(source)) is None:
+        return None
+    return import_module(point.module).doctor
 
 
 def _refuse_evaluations(command: str, source: Path | None) -> None:

@@ -96,12 +96,16 @@ def _chosen_sandbox(config: RunConfig) -> Iterator[Check]:
 
 
 def _run_root(config: RunConfig) -> Iterator[Check]:
-    root = Path(config.run_root).absolute()
-    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    yield check_folder("run_root", Path(config.run_root))
+
+
+def check_folder(key: str, path: Path) -> Check:
+    """Whether the folder that ``key`` names can be written to, or made."""
+    path = path.absolute()
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
     if os.access(existing, os.W_OK):
-        yield Check("run_root", "ok", str(root))
-    else:
-        yield Check("run_root", "missing", f"{existing} is not writable", "set run_root=FOLDER")
+        return Check(key, "ok", str(path))
+    return Check(key, "missing", f"{existing} is not writable", f"set {key}=FOLDER")
 
 
 def _servers(config: RunConfig) -> Iterator[Check]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from agent_rl.findings import Check
 from agent_rl.terminal import make_console
 from eval.config import SuiteConfig, load_suite
 from eval.show import print_report
@@ -80,6 +82,16 @@ def grade(
     if files == [Path("gold")]:
         files = [write_gold(config, Path(root) / name / "gold.jsonl")]
     _show(grade_elsewhere(config, files, ConsoleObserver(make_console(stderr=True))))
+
+
+def doctor(config: Path, overrides: Sequence[str]) -> list[Check]:
+    """What a configuration needs of this machine; ``agent-rl doctor`` looks for it here.
+
+    Raises ConfigError for a configuration that no machine could run.
+    """
+    from eval.doctor import check_needs
+
+    return list(check_needs(load_suite(config, overrides)))
 
 
 @eval_app.command()

@@ -205,6 +205,18 @@ def row_digest(row: SweBenchRow) -> str:
 
 def check_harness(options: HarnessOptions) -> str:
     """The harness's version. Raises HarnessError when it or the docker command cannot be used."""
+    version = harness_version(options)
+    check_docker()
+    return version
+
+
+def check_docker() -> None:
+    """Whether the docker command reaches a daemon. Raises HarnessError."""
+    _docker("version", "--format", "{{.Server.Version}}")
+
+
+def harness_version(options: HarnessOptions) -> str:
+    """The version of the harness. Raises HarnessError when its Python does not have it."""
     code = f"import importlib.metadata as m, importlib.util as u; assert u.find_spec('{_MODULE}');"
     argv = [options.python or sys.executable, "-c", f"{code} print(m.version('swebench'))"]
     try:
@@ -217,7 +229,6 @@ def check_harness(options: HarnessOptions) -> str:
             " expected swebench; install it with: .venv/bin/pip install -r"
             " requirements-eval.lock"
         )
-    _docker("version", "--format", "{{.Server.Version}}")
     return done.stdout.strip()
 
 

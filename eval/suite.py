@@ -56,7 +56,7 @@ def run_suite(config: SuiteConfig, observer: Observer) -> Finished:
     fail, those that did not are still graded and reported before it raises.
     """
     rows = suite_rows(config)
-    version = check_harness(_harness_options(config.grading))
+    version = check_harness(harness_options(config.grading))
     with EvalFolder(Path(config.run_root) / config.name) as folder:
         folder.bind(config)
         observer.stage(f"{len(rows)} instances, {config.samples} samples each, in {folder.path}")
@@ -77,7 +77,7 @@ def grade_elsewhere(
 ) -> Finished:
     """Grade predictions made by another tool: one file a sample. Raises PredictionsError."""
     rows = suite_rows(config)
-    version = check_harness(_harness_options(config.grading))
+    version = check_harness(harness_options(config.grading))
     read = [read_predictions(file) for file in predictions]
     names = sorted({p.model_name for sample in read for p in sample.values()})
     with EvalFolder(Path(config.run_root) / config.name) as folder:
@@ -217,15 +217,15 @@ def _grade_and_report(
     version: str,
     observer: Observer,
 ) -> Finished:
-    _refuse_classic(rows, version)
-    emulated = _check_architecture(config, rows)
+    refuse_classic(rows, version)
+    emulated = check_architecture(config, rows)
     grades: list[dict[str, Grade]] = []
     for number in range(config.samples):
         observer.stage(f"grading sample {number} with swebench {version}")
         harness = OfficialHarness(
             folder.harness(number),
             f"{folder.run_id}-{number}",
-            _harness_options(config.grading),
+            harness_options(config.grading),
         )
         grades.append(
             grade_predictions(
@@ -273,7 +273,8 @@ def _predictions(folder: EvalFolder, number: int) -> dict[str, Prediction]:
     return read_predictions(file) if file.is_file() else {}
 
 
-def _refuse_classic(rows: Sequence[SweBenchRow], version: str) -> None:
+def refuse_classic(rows: Sequence[SweBenchRow], version: str) -> None:
+    """Raises HarnessError for rows that swebench ``version`` cannot grade."""
     classic = [row.instance_id for row in rows if row.form == "classic"]
     if classic and int(version.partition(".")[0]) >= 5:
         raise HarnessError(
@@ -283,7 +284,7 @@ def _refuse_classic(rows: Sequence[SweBenchRow], version: str) -> None:
         )
 
 
-def _check_architecture(config: SuiteConfig, rows: Sequence[SweBenchRow]) -> str:
+def check_architecture(config: SuiteConfig, rows: Sequence[SweBenchRow]) -> str:
     """What the report says about emulation. Raises HarnessError unless it is allowed."""
     foreign = foreign_images(name for row in rows for name in row.images)
     if not foreign:
@@ -297,7 +298,8 @@ def _check_architecture(config: SuiteConfig, rows: Sequence[SweBenchRow]) -> str
     return f", {len(foreign)} images emulated"
 
 
-def _harness_options(config: GradingConfig) -> HarnessOptions:
+def harness_options(config: GradingConfig) -> HarnessOptions:
+    """How the harness is run."""
     return HarnessOptions(config.python, config.num_workers, config.timeout_s)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.markup import escape
@@ -15,17 +15,22 @@ from agent_rl.doctor import check_config, check_machine
 from agent_rl.findings import Check
 from agent_rl.terminal import make_console
 
+CheckNeeds = Callable[[Path, Sequence[str]], list[Check]]  # configuration, overrides
 _COLOURS = {"ok": "green", "warning": "yellow", "missing": "red"}
 
 
-def doctor_command(config_path: Path | None, overrides: Sequence[str]) -> None:
-    """Print every check; exit 1 when something that is needed is missing."""
+def doctor_command(
+    config_path: Path | None, overrides: Sequence[str], check: CheckNeeds | None = None
+) -> None:
+    """Print every check; exit 1 when something that is needed is missing.
+
+    ``check`` finds what the configuration needs; None: it is one of a training run.
+    """
     console = make_console()
     checks = check_machine()
     console.print(_table("this machine", checks))
     if config_path is not None:
-        # A policy or a program that is not here is a finding, not a faulty configuration.
-        needs = check_config(load_config(config_path, overrides, on_this_machine=False))
+        needs = (check or _training_needs)(config_path, overrides)
         console.print(_table(str(config_path), needs))
         if not top_level_keys(config_path):
             note = f"note: {config_path} has no keys: all defaults"
@@ -36,6 +41,11 @@ def doctor_command(config_path: Path | None, overrides: Sequence[str]) -> None:
         console.print(f"missing: {', '.join(missing)}", style="red")
         sys.exit(1)
     console.print("ready" if config_path else "ready: agent-rl train configs/repair_tiny.yaml")
+
+
+def _training_needs(config_path: Path, overrides: Sequence[str]) -> list[Check]:
+    # A policy or a program that is not here is a finding, not a faulty configuration.
+    return check_config(load_config(config_path, overrides, on_this_machine=False))
 
 
 def gpu_doctor_command(*, has_device: bool | None = None) -> None:

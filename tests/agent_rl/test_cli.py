@@ -124,7 +124,19 @@ def test_a_benchmark_configuration_goes_to_its_own_evaluation() -> None:
     assert "did you mean grading.num_workers?" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["doctor", "rollout", "train"])
+@pytest.mark.slow
+def test_doctor_says_what_a_benchmark_configuration_lacks(tmp_path: Path) -> None:
+    config = str(REPOSITORY / "configs" / "eval" / "swebench_verified.yaml")
+    changes = ["model.base_url=http://127.0.0.1:1/v1", f"dataset.source={tmp_path}/rows.jsonl"]
+    result = _run("doctor", config, *changes)
+    assert result.returncode == 1, result.stderr
+    missing = result.stdout.split("missing: ")[-1]
+    assert "model endpoint, dataset" in missing
+    assert "Traceback" not in result.stderr
+    assert _run("doctor", config, "grading.num_workerz=1").returncode == 2
+
+
+@pytest.mark.parametrize("command", ["rollout", "train"])
 def test_a_benchmark_configuration_elsewhere_says_where_it_belongs(command: str) -> None:
     config = str(REPOSITORY / "configs" / "eval" / "swebench_verified.yaml")
     result = _run(command, config)
