@@ -199,14 +199,23 @@ class HttpEngine:
                 await self.server.pause()
             except TimeoutError:
                 await self.server.pause()  # ends what is left; the callers get an abort
-                await self._gate.wait_empty(timeout_s)
+                await self._wait_aborted(timeout_s)
             yield
         finally:
             try:
                 await self.server.resume()
-            except EngineUnavailableError as error:
-                self._broken = f"the server went away: {error}"
-            self._gate.open()
+            except EngineError as error:
+                self._broken = self._broken or f"it does not go on after a pause: {error}"
+            self._gate.open()  # whatever happened: who waits before it is told then
+
+    async def _wait_aborted(self, timeout_s: float) -> None:
+        try:
+            await self._gate.wait_empty(timeout_s)
+        except TimeoutError as error:
+            raise EngineUnavailableError(
+                f"engine {self.name!r}: got {self.num_running} requests still running "
+                f"{timeout_s:g} s after the server was told to end them, expected none; see its log"
+            ) from error
 
     async def replace_weights(self, weights: Weights, version: int) -> None:
         """The update itself; call it inside :meth:`closed`. Mutates the server.
@@ -271,7 +280,7 @@ class HttpEngine:
         rows: Rows | None = None
         if start is not None and first is not None:
             rows = self._accept(request, reply, first, start)
-        self._count(reply, rows, start, first)
+        self.stats.count(reply, 0 if rows is None else len(rows) + (start or 0) - (first or 0))
         return Completion(
             token_ids=reply.token_ids,
             logprobs=reply.logprobs,
@@ -392,15 +401,3 @@ class HttpEngine:
                 )
         self._seams.note(session_id, rows, first)
         return rows[start - first :]
-
-    def _count(
-        self, reply: ServerReply, rows: Rows | None, start: int | None, first: int | None
-    ) -> None:
-        stats = self.stats
-        stats.completions += 1
-        stats.prompt_tokens += reply.num_prompt_tokens
-        stats.cached_tokens += reply.cached_tokens
-        stats.sampled_tokens += len(reply.token_ids)
-        stats.row_bytes += reply.num_row_bytes
-        if rows is not None and start is not None and first is not None:
-            stats.rows_fetched += len(rows) + start - first

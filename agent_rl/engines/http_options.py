@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from agent_rl.engines.server import ServerReply
+
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -50,6 +52,15 @@ class EngineStats:
     sampled_tokens: int = 0
     rows_fetched: int = 0
     row_bytes: int = 0  # base64, as on the wire
+
+    def count(self, reply: ServerReply, num_rows: int) -> None:
+        """Note an accepted reply of which ``num_rows`` rows were asked for."""
+        self.completions += 1
+        self.prompt_tokens += reply.num_prompt_tokens
+        self.cached_tokens += reply.cached_tokens
+        self.sampled_tokens += len(reply.token_ids)
+        self.row_bytes += reply.num_row_bytes
+        self.rows_fetched += num_rows
 
     def to_metrics(self, prefix: str) -> dict[str, float]:
         """Every counter as ``{prefix}_{name}``."""

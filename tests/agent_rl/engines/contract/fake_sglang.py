@@ -45,6 +45,8 @@ class FakeSGLang(httpx.AsyncBaseTransport):
     latency_s: float = 0.0
     up: bool = True
     refuse_updates: bool = False
+    refuse_resume: bool = False
+    ignore_pause: bool = False  # requests go on running
     keep_cache: bool = False  # a flush that does nothing
     wrong_scores: set[int] = field(
         default_factory=set[int]
@@ -94,10 +96,12 @@ class FakeSGLang(httpx.AsyncBaseTransport):
             self.running.get(body["rid"], asyncio.Event()).set()
         elif path == "/update_weight_version":
             self.version = body["new_version"]
-        elif path == "/pause_generation":
+        elif path == "/pause_generation" and not self.ignore_pause:
             self.paused = True
             for event in self.running.values():
                 event.set()
+        elif path == "/continue_generation" and self.refuse_resume:
+            return httpx.Response(500, text="scheduler is stuck")
         elif path == "/continue_generation":
             self.paused = False
         elif path == "/update_weights_from_tensor":

@@ -341,6 +341,38 @@ def test_an_update_waits_for_running_requests_then_aborts_them() -> None:
     run(scenario)
 
 
+def test_a_server_that_does_not_go_on_after_a_pause_leaves_nobody_waiting() -> None:
+    async def scenario() -> None:
+        fake = FakeSGLang()
+        engine = await connect(fake)
+        fake.refuse_resume = True
+        async with asyncio.timeout(10):
+            with pytest.raises(EngineError, match="scheduler is stuck"):
+                await engine.load_weights(WEIGHTS, 1)
+            with pytest.raises(EngineUnavailableError, match="scheduler is stuck"):
+                await engine.generate(ask(ids(9)))
+            fake.refuse_resume = False
+            await engine.load_weights(WEIGHTS, 2)
+            assert_true_rows(ids(9), await engine.generate(ask(ids(9))), weights=2)
+
+    run(scenario)
+
+
+def test_requests_that_a_pause_does_not_end_are_an_error_of_the_engine() -> None:
+    async def scenario() -> None:
+        fake = FakeSGLang()
+        engine = await connect(fake)
+        fake.ignore_pause, fake.latency_s = True, 30.0
+        running = asyncio.create_task(engine.generate(ask(ids(9))))
+        await asyncio.sleep(0.05)
+        with pytest.raises(EngineUnavailableError, match="got 1 requests still running"):
+            await engine.load_weights(WEIGHTS, 1)
+        running.cancel()
+        await asyncio.wait({running})
+
+    run(scenario)
+
+
 def test_an_update_that_fails_or_does_not_flush_closes_the_engine() -> None:
     async def scenario() -> None:
         fake = FakeSGLang()
