@@ -44,6 +44,19 @@ class ModelConfig:
     engine: str = ""
 
 
+# Which of them a kind reads; what nobody reads must have its default.
+_READ = {
+    "openai": frozenset(
+        (
+            *("kind", "name", "base_url", "api_key_env", "temperature", "top_p"),
+            *("max_new_tokens", "timeout_s", "max_retries", "keep_thinking"),
+        )
+    ),
+    "scripted": frozenset(("kind", "name", "script")),
+    "engine": frozenset(("kind", "name", "temperature", "max_new_tokens", "engine")),
+}
+
+
 @dataclass(frozen=True)
 class AgentLoopConfig:
     """How the agent works and when it is stopped."""
@@ -120,6 +133,14 @@ def check_suite(config: SuiteConfig) -> Iterator[Fault]:
         value = getattr(model, key)
         if model.kind.startswith(key) and value and not Path(value).is_file():
             yield f"model.{key}", f"no such file: got {value!r}"
+    for key, value in vars(model).items():
+        default = getattr(ModelConfig(), key)
+        if key not in _READ[model.kind] and value != default:
+            readers = " and ".join(kind for kind, keys in _READ.items() if key in keys)
+            yield (
+                f"model.{key}",
+                f"got {value!r}, expected {default!r}: only read for model.kind={readers}",
+            )
     if not 0 < model.top_p <= 1 or model.temperature < 0:
         yield "model.top_p", f"got {model.top_p} at temperature {model.temperature}"
     if agent.action_format not in FORMATS:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent_rl.config import RunConfig
-from agent_rl.rules.fault import Fault, Rule
+from agent_rl.config import EngineConfig, RunConfig
+from agent_rl.rules.fault import Fault, Rule, untouched
+
+_OF_SERVERS = (
+    *("urls", "num_servers", "tensor_parallel", "device", "weight_transfer", "verify_weights"),
+    *("start_timeout_s", "extra_args"),
+)
 
 
 def _sampling(config: RunConfig) -> Iterator[Fault]:
@@ -70,8 +75,9 @@ def _servers(config: RunConfig) -> Iterator[Fault]:
             f"got {engine.dtype}, expected float32 or bfloat16: only the local engine simulates "
             "low precision; give a server a quantised checkpoint instead",
         )
-    if engine.kind == "local" and engine.urls:
-        yield "engine.urls", f"got {len(engine.urls)} urls, expected none for engine.kind=local"
+    if engine.kind == "local":
+        where = "engine.kind=sglang and vllm"
+        yield from untouched("engine", engine, EngineConfig(), where, _OF_SERVERS)
     for url in engine.urls:
         if not url.startswith(("http://", "https://")):
             yield "engine.urls", f"got {url!r}, expected http://HOST:PORT"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Iterator
+from dataclasses import fields, replace
 
 from agent_rl.config import AgentConfig, ImagesConfig, RunConfig, SandboxConfig, TasksConfig
-from agent_rl.rules.fault import Fault, Rule
+from agent_rl.rules.fault import Fault, Rule, untouched
 from envs.actions import load_prompts
 from envs.errors import TaskError
 from envs.sandbox.docker.options import check_network
@@ -22,13 +22,13 @@ def _rows(config: RunConfig) -> Iterator[Fault]:
     if tasks.kind == "module":
         if not tasks.module:
             yield "tasks.module", "got nothing, expected a module of your own (tasks.kind=module)"
-        yield from _untouched("tasks", tasks, TasksConfig(), "tasks.kind=repair", ("bugs",))
+        yield from untouched("tasks", tasks, TasksConfig(), "tasks.kind=repair", ("bugs",))
         return
-    yield from _untouched("tasks", tasks, TasksConfig(), "tasks.kind=module", ("module",))
+    yield from untouched("tasks", tasks, TasksConfig(), "tasks.kind=module", ("module",))
     if tasks.kind == "repair":
-        yield from _untouched("images", config.images, ImagesConfig(), "tasks with images")
-        yield from _untouched("tasks", tasks, TasksConfig(), "tasks from rows", _ROW_KEYS)
-        yield from _untouched("agent", agent, AgentConfig(), "tasks with images", ("tools",))
+        yield from untouched("images", config.images, ImagesConfig(), "tasks with images")
+        yield from untouched("tasks", tasks, TasksConfig(), "tasks from rows", _ROW_KEYS)
+        yield from untouched("agent", agent, AgentConfig(), "tasks with images", ("tools",))
         if config.sandbox.kind == "docker":
             yield "sandbox.kind", "got docker, expected a kind that tasks.kind=repair can use: auto"
         if tasks.bugs == "syntax" and agent.renderer == "compact":
@@ -38,7 +38,7 @@ def _rows(config: RunConfig) -> Iterator[Fault]:
                 "the words of other bugs",
             )
         return
-    yield from _untouched("tasks", tasks, TasksConfig(), "tasks.kind=repair", ("bugs",))
+    yield from untouched("tasks", tasks, TasksConfig(), "tasks.kind=repair", ("bugs",))
     if not tasks.rows:
         yield "tasks.rows", "got nothing, expected a file of rows or the name of a data set"
     if not 0 < tasks.heldout_fraction < 0.5:
@@ -53,7 +53,7 @@ def _rows(config: RunConfig) -> Iterator[Fault]:
         )
     defaults = replace(SandboxConfig(), kind=config.sandbox.kind)
     keys = [f.name for f in fields(defaults) if f.name != "num_workers"]
-    yield from _untouched("sandbox", config.sandbox, defaults, "other kinds; see images", keys)
+    yield from untouched("sandbox", config.sandbox, defaults, "other kinds; see images", keys)
     if agent.renderer != "chat_template":
         yield "agent.renderer", f"got {agent.renderer}, expected chat_template for tasks.kind"
     if (agent.action_format == "bash_block") != (agent.tools == "shell"):
@@ -67,7 +67,7 @@ def _rows(config: RunConfig) -> Iterator[Fault]:
 def _template(config: RunConfig) -> Iterator[Fault]:
     if config.agent.renderer == "compact":
         what = "agent.renderer=chat_template"
-        yield from _untouched("agent", config.agent, AgentConfig(), what, _TEMPLATE_KEYS)
+        yield from untouched("agent", config.agent, AgentConfig(), what, _TEMPLATE_KEYS)
     try:
         load_prompts(config.agent.prompts)
     except TaskError as error:
@@ -97,17 +97,6 @@ def _containers(config: RunConfig) -> Iterator[Fault]:
             f"got {images.max_containers}, expected at least sandbox.num_workers "
             f"({config.sandbox.num_workers})",
         )
-
-
-def _untouched(
-    section: str, got: object, defaults: object, where: str, keys: Sequence[str] = ()
-) -> Iterator[Fault]:
-    """Keys that this configuration does not read must have their defaults."""
-    assert is_dataclass(defaults)
-    for name in keys or [item.name for item in fields(defaults)]:
-        value, default = getattr(got, name), getattr(defaults, name)
-        if value != default:
-            yield f"{section}.{name}", f"got {value!r}, expected {default!r}: only read for {where}"
 
 
 TASK_RULES: tuple[Rule, ...] = (_rows, _template, _containers)

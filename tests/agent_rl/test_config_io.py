@@ -119,6 +119,27 @@ def test_all_broken_rules_at_once(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("urls", "['http://a:1']"),
+        ("num_servers", "2"),
+        ("tensor_parallel", "2"),
+        ("device", "cuda"),
+        ("weight_transfer", "disk"),
+        ("verify_weights", "false"),
+        ("start_timeout_s", "5.0"),
+        ("extra_args", "['--x']"),
+    ],
+)
+def test_what_only_servers_read_is_refused_for_the_embedded_engine(
+    tmp_path: Path, key: str, value: str
+) -> None:
+    (problem,) = _problems(tmp_path, f"engine: {{kind: local, {key}: {value}}}")
+    assert f"engine.{key}: got " in problem
+    assert problem.endswith("only read for engine.kind=sglang and vllm")
+
+
 def test_replay_off_needs_no_capture(tmp_path: Path) -> None:
     config = _load(tmp_path, "engine: {capture_routing: false}\nrouting: {replay: off}")
     assert config.routing.replay == "off"

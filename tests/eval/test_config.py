@@ -27,6 +27,11 @@ def test_the_files_that_ship_can_be_read(file: Path, monkeypatch: pytest.MonkeyP
         ("name=a/b", "name: got 'a/b'"),
         ("num_workers=0", "num_workers: got 0, expected more than 0"),
         ("model.kind=scripted", "model.script: got nothing"),
+        (
+            "model.script=a.json",
+            "model.script: got 'a.json', expected '': only read for model.kind",
+        ),
+        ("model.engine=a.yaml", "only read for model.kind=engine"),
         ("agent.action_format=xml", "expected one of ['r2e_xml', 'hermes_json', 'bash_block']"),
         ("agent.action_format=bash_block", "expected shell with bash_block"),
         ("agent.prompts=nope", "expected a file or one of swe"),
@@ -39,3 +44,14 @@ def test_faults_name_the_key(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_suite(CONFIGS / "swebench_verified.yaml", [override])
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "override", ["top_p=0.9", "keep_thinking=true", "timeout_s=60", "base_url=http://other/v1"]
+)
+def test_what_a_kind_of_model_does_not_read_is_refused(
+    override: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(CONFIGS.parents[1])
+    with pytest.raises(ConfigError, match=r"only read for model\.kind=openai"):
+        load_suite(CONFIGS / "engine_smoke.yaml", [f"model.{override}"])
