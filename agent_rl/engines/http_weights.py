@@ -63,7 +63,12 @@ class ServerWeights:
         if self._reference is not None:
             prompts = scored_prompts(self._vocab_size)
             expected = await asyncio.to_thread(_score_all, self._reference, weights, prompts)
-        await self._apply(held, version, expected)
+        try:
+            await self._apply(held, version, expected)
+        except BaseException:
+            if isinstance(held, Path):
+                shutil.rmtree(held, ignore_errors=True)
+            raise
         self.forget()
         self._held, self._expected = held, expected
 

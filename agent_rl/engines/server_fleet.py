@@ -29,6 +29,7 @@ from agent_rl.engines.weight_export import prepare_serving_folder
 from agent_rl.engines.weight_reference import TransformersReference
 from agent_rl.errors import EngineError
 from agent_rl.protocols import Weights
+from agent_rl.store.owned_folder import OwnedFolder, ownerless
 from agent_rl.types import Completion, Floats, GenerateRequest, TokenIds
 from routing_cache import RowLayout
 
@@ -109,6 +110,7 @@ class ServerFleet:
         self._reference = TransformersReference(spec.policy) if spec.verify_weights else None
         self._routed: RoutedEngine | None = None
         self._starting = asyncio.Lock()
+        self._folder: OwnedFolder | None = None
 
     @property
     def name(self) -> str:
@@ -131,6 +133,7 @@ class ServerFleet:
         """
         async with self._starting:
             if self._routed is None:
+                self._own_folder()
                 try:
                     self._routed = RoutedEngine(await self._connect_all(), self.spec.routed)
                 except BaseException:
@@ -164,8 +167,17 @@ class ServerFleet:
         if routed is not None:
             await routed.aclose()
         await self._stop_servers()
-        for name in (_SERVING, _EXCHANGE):
-            shutil.rmtree(self.spec.work_dir / name, ignore_errors=True)
+        _remove_weights(self.spec.work_dir)
+        if self._folder is not None:
+            self._folder.close()
+
+    def _own_folder(self) -> None:
+        """Take the work folder, and remove the weights in those that killed processes left."""
+        work_dir = self.spec.work_dir
+        for folder in ownerless(work_dir.parent, f"{work_dir.name.rpartition('-')[0]}-*"):
+            _remove_weights(folder)
+        if self._folder is None:
+            self._folder = OwnedFolder(work_dir)
 
     async def _connect_all(self) -> list[HttpEngine]:
         urls = list(self.spec.urls)
@@ -209,6 +221,11 @@ class ServerFleet:
     async def _stop_servers(self) -> None:
         await asyncio.gather(*(supervisor.stop() for supervisor in self.supervisors))
         self.supervisors.clear()
+
+
+def _remove_weights(work_dir: Path) -> None:
+    for name in (_SERVING, _EXCHANGE):
+        shutil.rmtree(work_dir / name, ignore_errors=True)
 
 
 def free_ports(count: int) -> list[int]:

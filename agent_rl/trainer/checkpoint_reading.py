@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from agent_rl.errors import CheckpointError
+from agent_rl.store.owned_folder import OwnedFolder, ownerless
 
 _PREFIX = ".reading-"
-_LOCK = ".lock"
-_MIN_AGE_S = 60.0  # the owner of a younger folder may not have locked it yet
 
 
 class CheckpointGoneError(CheckpointError):
@@ -46,19 +43,17 @@ def held(checkpoint: Path) -> Iterator[Path]:
     inside, which hold the trainer's state, are left out. Raises ``CheckpointGoneError``.
     """
     root, link = _place(checkpoint)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    owned = OwnedFolder(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root)))
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        inner = folder / checkpoint.name
+        inner = owned.path / checkpoint.name
         inner.mkdir()
         with unmoved(checkpoint):
             for file in sorted(path for path in checkpoint.iterdir() if path.is_file()):
                 _put(file, inner / file.name, link)
         yield inner
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        shutil.rmtree(owned.path, ignore_errors=True)
+        owned.close()
 
 
 def _place(checkpoint: Path) -> tuple[Path, bool]:
@@ -67,27 +62,9 @@ def _place(checkpoint: Path) -> tuple[Path, bool]:
     root = checkpoint.parent.parent
     if not os.access(root, os.W_OK):
         return Path(tempfile.gettempdir()), False
-    _remove_ownerless(root)
+    for folder in ownerless(root, f"{_PREFIX}*"):  # of readers that were killed
+        shutil.rmtree(folder, ignore_errors=True)
     return root, True
-
-
-def _remove_ownerless(root: Path) -> None:
-    """What readers that were killed left behind: their locks are free."""
-    for folder in root.glob(f"{_PREFIX}*"):
-        try:
-            if time.time() - folder.stat().st_mtime < _MIN_AGE_S:
-                continue
-            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            continue  # gone already, or another user's
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(lock)
 
 
 def _put(file: Path, target: Path, link: bool) -> None:

@@ -45,6 +45,7 @@ class FakeSGLang(httpx.AsyncBaseTransport):
     latency_s: float = 0.0
     up: bool = True
     refuse_updates: bool = False
+    loads_folders: bool = True  # False: it says that it did, and did not
     refuse_resume: bool = False
     ignore_pause: bool = False  # requests go on running
     keep_cache: bool = False  # a flush that does nothing
@@ -104,6 +105,10 @@ class FakeSGLang(httpx.AsyncBaseTransport):
             return httpx.Response(500, text="scheduler is stuck")
         elif path == "/continue_generation":
             self.paused = False
+        elif path == "/update_weights_from_disk" and self.loads_folders:
+            self.version = body["weight_version"]
+            self.weights = int(self.version)
+            self.cached.clear()
         elif path == "/update_weights_from_tensor":
             if self.refuse_updates:
                 return httpx.Response(400, json={"success": False, "message": "shape mismatch"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -40,6 +41,7 @@ from agent_rl.errors import (
     EngineTimeoutError,
     EngineUnavailableError,
 )
+from agent_rl.policies import policy_folder
 from agent_rl.types import Completion, GenerateRequest, SamplingParams
 
 WEIGHTS = {"model.embed_tokens.weight": torch.ones(2, 2)}
@@ -121,6 +123,32 @@ BAD_REPLIES: dict[str, tuple[Fault, str]] = {
     "no JSON": (page_of_a_proxy, "expected a JSON object; something else than an engine"),
     "an id beyond the vocabulary": (foreign_id, r"expected 0\.\.99"),
 }
+
+
+def test_the_folder_of_an_update_that_failed_is_removed_and_the_one_before_stays(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        fake = FakeSGLang()
+        options = {
+            "weight_transfer": "disk",
+            "exchange": tmp_path,
+            "template": policy_folder("builtin:tiny_moe"),
+        }
+        engine = await connect(fake, **options)
+        await engine.load_weights(WEIGHTS, 1)
+        assert [path.name for path in tmp_path.iterdir()] == ["e-v1"]
+        fake.loads_folders = False
+        with pytest.raises(EngineError, match="weight version"):
+            await engine.load_weights(WEIGHTS, 2)
+        assert [path.name for path in tmp_path.iterdir()] == ["e-v1"]
+        fake.loads_folders = True
+        await engine.load_weights(WEIGHTS, 3)
+        assert [path.name for path in tmp_path.iterdir()] == ["e-v3"]
+        await engine.aclose()
+        assert list(tmp_path.iterdir()) == []
+
+    run(scenario)
 
 
 @pytest.mark.parametrize("what", BAD_REPLIES)

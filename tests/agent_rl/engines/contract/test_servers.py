@@ -18,9 +18,10 @@ from conftest import Policies
 from safetensors.torch import load_file
 
 from agent_rl.config import EngineConfig, PolicyConfig, RunConfig
+from agent_rl.engines.http_transport import TransportOptions
 from agent_rl.engines.routed_prefixes import BLOCK_TOKENS, PrefixIndex
 from agent_rl.engines.server_doctor import check_servers
-from agent_rl.engines.server_fleet import free_ports
+from agent_rl.engines.server_fleet import FleetSpec, ServerFleet, free_ports
 from agent_rl.engines.server_model import read_served_model
 from agent_rl.engines.server_process import RestartPolicy, ServerProcess, ServerSpec, Supervisor
 from agent_rl.engines.weight_export import (
@@ -31,6 +32,8 @@ from agent_rl.engines.weight_export import (
 )
 from agent_rl.engines.weight_reference import TransformersReference
 from agent_rl.errors import ConfigError, EngineUnavailableError
+from agent_rl.policies import policy_folder
+from agent_rl.store.owned_folder import OwnedFolder, ownerless
 
 _SERVER = """
 import http.server, os, sys
@@ -152,6 +155,42 @@ def test_a_server_that_ends_is_started_again_with_back_off_then_given_up(tmp_pat
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
+def test_weights_that_a_killed_process_left_are_removed_and_nobody_elses(tmp_path: Path) -> None:
+    killed, living, ours = (tmp_path / f"run-{number}" for number in (1, 2, 3))
+    owner = OwnedFolder(living)
+    for folder in (killed, living):
+        for name in ("serving", "weights", "logs"):
+            (folder / name).mkdir(parents=True)
+            (folder / name / "file").touch()
+    (killed / ".lock").touch()
+    for folder in (killed, living):
+        os.utime(folder, (0, 0))
+    spec = FleetSpec(
+        "sglang",
+        policy_folder("builtin:tiny_moe"),
+        ours,
+        urls=(f"http://127.0.0.1:{free_ports(1)[0]}",),
+        verify_weights=False,
+        transport=TransportOptions(max_attempts=1),
+    )
+
+    async def scenario() -> None:
+        fleet = ServerFleet(spec)
+        with pytest.raises(EngineUnavailableError):
+            await fleet.start()
+        for folder in (killed, ours):
+            os.utime(folder, (0, 0))
+        assert list(ownerless(tmp_path, "run-*")) == [killed]
+        await fleet.aclose()
+
+    asyncio.run(scenario())
+    assert sorted(path.name for path in killed.iterdir()) == [".lock", "logs"]
+    assert sorted(path.name for path in living.iterdir()) == [".lock", "logs", "serving", "weights"]
+    os.utime(ours, (0, 0))
+    assert list(ownerless(tmp_path, "run-*")) == [killed, ours]
+    owner.close()
+
+
 def test_served_weights_are_those_of_the_checkpoint_and_have_a_head(
     policies: Policies, tmp_path: Path
 ) -> None:
@@ -219,7 +258,7 @@ def test_the_doctor_names_what_a_server_configuration_lacks(
     (port,) = free_ports(1)
     engine = EngineConfig(kind="sglang", urls=(f"http://127.0.0.1:{port}",))
     findings = {f.name: f for f in check_servers(replace(base, engine=engine))}
-    assert findings["served model"].detail == "3 MoE layers, 4 of 16"
+    assert findings["served model"].detail == "3 MoE layers, 4 of 16 experts a token"
     assert findings["served model's head"].verdict == "warning"
     assert findings[f"http://127.0.0.1:{port}"].verdict == "missing"
     engine = EngineConfig(kind="sglang", device="cuda", num_servers=4, tensor_parallel=64)
@@ -228,4 +267,4 @@ def test_the_doctor_names_what_a_server_configuration_lacks(
         findings["sglang environment"].verdict == "ok"
     )
     assert findings["GPUs for servers"].verdict == "missing"
-    assert findings["GPUs for servers"].detail.endswith("of 256")
+    assert findings["GPUs for servers"].detail.endswith("256 needed by the servers")
