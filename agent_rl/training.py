@@ -129,7 +129,11 @@ class _TrainingRun:
 
     async def heldout_metrics(self) -> dict[str, float]:
         """Metrics of an evaluation between steps, with the weights that the engine has now."""
-        return {"heldout_resolve_rate": (await self._evaluate("evaluating")).resolve_rate}
+        result = await self._evaluate("evaluating")
+        return {
+            "heldout_resolve_rate": result.resolve_rate,
+            "heldout_failed": float(result.num_infrastructure),
+        }
 
     async def _evaluate(self, activity: str) -> Evaluation:
         return await evaluate(
