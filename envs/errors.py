@@ -9,6 +9,10 @@ class TaskError(EnvsError):
     """A task cannot be used: a file is missing, a test is not in the form its runner reads."""
 
 
+class TaskTimeoutError(TaskError):
+    """A task's own tests ran into their time limit: so on this machine now, not for good."""
+
+
 class EpisodeError(EnvsError):
     """The environment was used out of order: a step before reset or after the end."""
 

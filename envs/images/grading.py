@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from envs import control
 from envs.base import ExecResult, Score
-from envs.errors import InfrastructureError, PatchError, TaskError
+from envs.errors import InfrastructureError, PatchError, TaskError, TaskTimeoutError
 from envs.images import audit, outcomes, report_plugin
 from envs.images.sections import Section, split_patch
 from envs.images.task import ImageTask, TestPlan
@@ -120,13 +120,24 @@ class ImageGrader:
         return sorted(passed & validation.controls)
 
     def control_passes(
-        self, task: ImageTask, sections: Sequence[Section], choose: control.Choose | None = None
+        self,
+        task: ImageTask,
+        sections: Sequence[Section],
+        choose: control.Choose | None = None,
+        *,
+        in_time: bool = False,
     ) -> frozenset[str]:
-        """Names of expected passes that pass the control run as well."""
+        """Names of expected passes that pass the control run as well.
+
+        With ``in_time`` a run that did not end raises TaskTimeoutError: what it did not come to
+        has not failed.
+        """
         with self.container(task) as sandbox:
             apply_sections(sandbox, task, sections)
             turned = turn_tests_wrong(sandbox, task.plan, choose)
             run = run_tests(sandbox, task.plan)
+        if in_time:
+            _in_time(task, run)
         statuses = outcomes.rename(run.outcomes.statuses, task.plan.names)
         return frozenset(
             name
@@ -144,26 +155,26 @@ class ImageGrader:
     def check(self, task: ImageTask) -> Validation:
         """Show that the task can be used: gold earns the reward, the base commit does not.
 
-        Raises TaskError saying which of it fails, InfrastructureError.
+        Raises TaskError saying which of it fails, TaskTimeoutError, InfrastructureError.
         """
         sections = split_patch(task.solution) if task.solution else []
         if not sections:
             raise TaskError(f"task {task.task_id} has no solution to validate it with")
         means = audit.reasons_of(audit.suspicious_means(sections))
         with self.container(task) as sandbox:
-            run = run_tests(sandbox, task.plan)
+            run = _in_time(task, run_tests(sandbox, task.plan))
         base = _score(task, run)
         if base.reward == 1.0:
             raise TaskError(f"task {task.task_id} is solved as it stands: expected=a failing test")
         with self.container(task) as sandbox:
             apply_sections(sandbox, task, sections)
-            gold = _score(task, run_tests(sandbox, task.plan))
+            gold = _score(task, _in_time(task, run_tests(sandbox, task.plan)))
         if gold.reward != 1.0:
             raise TaskError(f"the gold patch of {task.task_id} fails: got={gold.reason}")
         passes = {name for name, wanted in task.expected.items() if wanted == "PASSED"}
         controls = None
         if self._policy.control_run and task.plan.plugin:
-            controls = frozenset(passes - self.control_passes(task, sections))
+            controls = frozenset(passes - self.control_passes(task, sections, in_time=True))
         statuses = outcomes.rename(run.outcomes.statuses, task.plan.names)
         failing = frozenset(name for name in passes if statuses.get(name) != "PASSED")
         return Validation(frozenset(means), controls, failing)
@@ -237,6 +248,15 @@ def run_tests(sandbox: DockerSandbox, plan: TestPlan) -> TestRun:
     except (FileNotFoundError, ArchiveTooLargeError):
         written = b""  # a report that the tests removed or flooded is none
     return TestRun(result, outcomes.read_report(written, nonce, result.exit_code), changed)
+
+
+def _in_time(task: ImageTask, run: TestRun) -> TestRun:
+    if run.result.timed_out:
+        raise TaskTimeoutError(
+            f"the tests of {task.task_id} ran into their time limit: got more than"
+            f" {task.plan.timeout_s:g} s; the machine is too busy or too slow for them"
+        )
+    return run
 
 
 def turn_tests_wrong(

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.errors import TaskError
+from envs.errors import TaskError, TaskTimeoutError
 from envs.images.grading import ImageGrader, Validation
 from envs.images.task import ImageTask
 
@@ -25,13 +25,16 @@ class ValidationCache:
     def check(self, task: ImageTask, grader: ImageGrader, image_id: str) -> Validation:
         """``grader.check``, from the cache where nothing has changed.
 
-        Raises TaskError, remembered too; InfrastructureError, never remembered.
+        Raises TaskError, remembered too; TaskTimeoutError and InfrastructureError, never
+        remembered.
         """
         path = self.folder / f"{_key(task, image_id)}.json"
         if path.is_file():
             return _read(json.loads(path.read_text()))
         try:
             validation = grader.check(task)
+        except TaskTimeoutError:
+            raise  # another machine, or this one at another time, may be fast enough
         except TaskError as error:
             self._write(path, {"refused": str(error)})
             raise

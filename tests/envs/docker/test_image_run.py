@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import posixpath
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from yes_engine import YesEngine, make_box, make_engine
 
+from envs.errors import TaskError, TaskTimeoutError
 from envs.images import report_plugin
-from envs.images.grading import TestRun, run_tests
-from envs.images.task import TestPlan
+from envs.images.grading import ImageGrader, TestRun, run_tests
+from envs.images.task import ImageTask, TestPlan
+from envs.images.validation import ValidationCache
 from envs.sandbox.docker.errors import ArchiveTooLargeError
+from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.options import DockerOptions
 
 PLAN = TestPlan(("pytest",), ("/testbed/tests",))
 TESTS = {"tests/test_a.py": b"def test_a(): ...\n"}
+PATCH = b"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x\n+y\n"
 Deed = Callable[[YesEngine, str], None]  # what the tests do: engine, path of the report
 
 
@@ -76,6 +82,52 @@ def flood_report(engine: YesEngine, report: str) -> None:
 def test_a_report_that_is_removed_or_flooded_is_a_run_that_broke_off(deed: Deed) -> None:
     found = run(deed)
     assert (found.outcomes.complete, found.outcomes.reason) == (False, "the run broke off")
+
+
+def test_a_task_whose_tests_take_too_long_is_refused_but_not_for_good(tmp_path: Path) -> None:
+    """A busy machine must not take a task out of every later run."""
+    engine = make_engine()
+    engine.folders["/testbed/tests"] = TESTS
+    host = DockerHost(engine, "run", free_bytes=lambda folder: 1 << 40)
+    plan = replace(PLAN, timeout_s=0.2)
+    task = ImageTask("a", "issue", {}, "", (), {}, {"t": "PASSED"}, PATCH, image="image", plan=plan)
+    grader, cache = ImageGrader(host, DockerOptions()), ValidationCache(tmp_path)
+    engine.act = lambda env: None
+    with pytest.raises(TaskTimeoutError, match=r"ran into their time limit: got more than 0\.2 s"):
+        cache.check(task, grader, "sha256:1")
+    assert list(tmp_path.iterdir()) == []
+    engine.act = lambda env: 1
+    for _ in range(2):
+        with pytest.raises(TaskError, match="the gold patch of a fails"):
+            cache.check(task, grader, "sha256:1")
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_control_run_that_does_not_end_says_nothing_about_the_tests() -> None:
+    """Else all of them would count as turned, and honest code that passes one as forged."""
+    engine = make_engine()
+    engine.folders["/testbed/tests"] = {"tests/test_a.py": b"def test_a():\n    assert f() == 1\n"}
+    host = DockerHost(engine, "run", free_bytes=lambda folder: 1 << 40)
+    plan = replace(PLAN, timeout_s=0.2)
+    name = "tests/test_a.py::test_a"
+    task = ImageTask("a", "i", {}, "", (), {}, {name: "PASSED"}, PATCH, image="image", plan=plan)
+    codes: list[int | None] = [1, 0, None]  # the base commit, the fix, its control run
+
+    def act(env: Mapping[str, str]) -> int | None:
+        code = codes.pop(0)
+        report = env[report_plugin.PATH_VARIABLE]
+        outcome = "passed" if code == 0 else "failed"
+        records = [[name, "call", outcome, False], ["", "finish", code or 0, False]]
+        nonce = posixpath.basename(report)
+        lines = "".join(json.dumps([nonce, record]) + "\n" for record in records)
+        engine.folders[report] = {nonce: lines.encode()}
+        return code
+
+    engine.act = act
+    with pytest.raises(TaskTimeoutError):
+        ImageGrader(host, DockerOptions()).check(task)
+    codes[:] = [1, 0, 1]
+    assert ImageGrader(host, DockerOptions()).check(task).controls == {name}
 
 
 def test_tests_that_fill_the_disk_are_stopped_at_the_containers_limit() -> None:
