@@ -1,12 +1,15 @@
-"""What is refused before a request is sent, and what is refused of its reply."""
+"""What is refused before a request is sent, how its seed is made, what is refused of its reply."""
 
 from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
 
 import numpy as np
 
 from agent_rl.engines.server import ServerReply
 from agent_rl.errors import CapacityError, EngineAbortedError, EngineError, EngineReplyError
-from agent_rl.types import GenerateRequest
+from agent_rl.types import GenerateRequest, SamplingParams
 
 
 def check_request(
@@ -56,6 +59,15 @@ def check_request(
             f"{where}: log-probs over the whole vocabulary are not served by this engine; use the "
             "local one for that study, or SGLang with a vocabulary of at most 1,024"
         )
+
+
+def turn_sampling(sampling: SamplingParams, num_prompt: int) -> SamplingParams:
+    """``sampling`` with a seed that depends on the position too: the same in every run."""
+    if sampling.seed is None:
+        return sampling
+    text = f"{sampling.seed}/{num_prompt}".encode()
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    return replace(sampling, seed=int.from_bytes(digest, "little") >> 1)
 
 
 def check_reply(

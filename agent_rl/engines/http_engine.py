@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from agent_rl.engines.http_checks import check_reply, check_request
+from agent_rl.engines.http_checks import check_reply, check_request, turn_sampling
 from agent_rl.engines.http_gate import Gate
 from agent_rl.engines.http_options import EngineOptions, EngineStats
 from agent_rl.engines.http_rows import SeamBook, accept_rows
@@ -275,7 +275,10 @@ class HttpEngine:
         version_before = self._version
         start = request.routed_experts_start
         first = None if start is None else self._seams.first_row(request.session_id, start)
-        reply = await self._ask(replace(request, routed_experts_start=first))
+        ask = replace(request, routed_experts_start=first)
+        if not self.server.seeds_by_position:
+            ask = replace(ask, sampling=turn_sampling(ask.sampling, len(ask.token_ids)))
+        reply = await self._ask(ask)
         versions = self._versions(reply, version_before)
         rows: Rows | None = None
         if start is not None and first is not None:

@@ -61,6 +61,12 @@ class InferenceServer(Protocol):
         """Whether ``return_full_logprobs`` can be served."""
         ...
 
+    @property
+    def seeds_by_position(self) -> bool:
+        """Whether one seed gives other draws at other positions. Where it does not, every request
+        begins the same stream of draws, and the turns of an episode would repeat each other's."""
+        ...
+
     async def facts(self) -> ServerFacts:
         """Ask the server about itself. Raises ``EngineUnavailableError`` while it is not up."""
         ...

@@ -41,6 +41,7 @@ class SGLangServer:
     """
 
     engine = "sglang"
+    seeds_by_position = True
 
     def __init__(self, transport: HttpTransport, layout: RowLayout, vocab_size: int) -> None:
         self.transport = transport

@@ -35,6 +35,7 @@ class VLLMServer:
 
     engine = "vllm"
     gives_full_logprobs = False
+    seeds_by_position = False
 
     def __init__(self, transport: HttpTransport, layout: RowLayout) -> None:
         self.transport = transport

@@ -100,6 +100,32 @@ def test_suffixes_join_and_cost_one_row_more_a_turn() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("by_position", [True, False])
+def test_the_turns_of_an_episode_do_not_repeat_each_others_draws(by_position: bool) -> None:
+    """A server that starts its stream of draws anew with every request gets a seed a turn."""
+    seeds: list[int] = []
+
+    class Listening(FakeSGLang):
+        def _answer(self, body: Answer, *, aborted: bool) -> Answer:
+            seeds.append(body["sampling_params"].get("sampling_seed"))
+            return super()._answer(body, aborted=aborted)
+
+    async def scenario() -> None:
+        for _ in range(2):
+            engine = await connect(Listening())
+            engine.server.seeds_by_position = by_position
+            seeds.clear()
+            for length in (9, 20, 31):
+                sampling = SamplingParams(1.0, 4, seed=7)
+                await engine.generate(GenerateRequest("s", ids(length), sampling, None))
+            found.append(list(seeds))
+
+    found: list[list[int]] = []
+    run(scenario)
+    assert found[0] == found[1]
+    assert len(set(found[0])) == (1 if by_position else 3)
+
+
 def foreign(rows: np.ndarray) -> np.ndarray:
     return true_rows(ids(len(rows), seed=99), 0)
 
