@@ -83,9 +83,12 @@ class Rollout:
         return BatchCollector(groups, self.environments)
 
     async def aclose(self) -> None:
-        await self.engine.aclose()
-        self.executor.shutdown(wait=True)
-        self.environments.close()
+        """Give back engine, threads and sandboxes: each, whatever closing another raises."""
+        try:
+            await self.engine.aclose()
+        finally:
+            self.executor.shutdown(wait=True)
+            self.environments.close()
 
 
 @dataclass(frozen=True)
@@ -106,8 +109,11 @@ class Assembly:
         }
 
     async def aclose(self) -> None:
-        self.loop.trainer.close()
-        await self.rollout.aclose()
+        """Give back trainer and rollout, as :meth:`Rollout.aclose` does."""
+        try:
+            self.loop.trainer.close()
+        finally:
+            await self.rollout.aclose()
 
 
 async def collect_heldout(

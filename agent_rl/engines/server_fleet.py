@@ -164,9 +164,11 @@ class ServerFleet:
     async def aclose(self) -> None:
         """Stop what was launched; logs stay, copies of weights do not. Idempotent."""
         routed, self._routed = self._routed, None
-        if routed is not None:
-            await routed.aclose()
-        await self._stop_servers()
+        try:
+            if routed is not None:
+                await routed.aclose()
+        finally:
+            await self._stop_servers()
         _remove_weights(self.spec.work_dir)
         if self._folder is not None:
             self._folder.close()
