@@ -95,7 +95,7 @@ def find_checkpoint(source: Path, step: int | None, console: Console) -> Path:
                 f"{skipped.name} not used: {skipped.reason}", style="yellow", soft_wrap=True
             )
         return found.folder
-    reason = damage(chosen)
+    reason = damage(chosen) if chosen.is_dir() else "no such checkpoint"
     if reason is not None:
         known = store.steps()
         raise CheckpointError(f"{chosen} cannot be used: got={reason} expected=one of {known}")

@@ -90,7 +90,7 @@ def test_a_step_that_was_asked_for_and_goes_is_an_error(run: Run) -> None:
     with pytest.raises(CheckpointGoneError, match="step-00000001 was removed"):
         from_checkpoint(run.path, 1, make_console(), take)
     with (
-        pytest.raises(CheckpointError, match=r"got=manifest.json is missing expected=one of \[2\]"),
+        pytest.raises(CheckpointError, match=r"got=no such checkpoint expected=one of \[2\]"),
         open_source(run.path, [], make_console(), 1),
     ):
         pass
