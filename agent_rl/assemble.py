@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from agent_rl.config import RunConfig
 from agent_rl.curriculum import Curriculum
@@ -25,6 +26,15 @@ from routing_cache import RoutingCache
 
 log = logging.getLogger(__name__)
 OnProgress = Callable[[int, int], None]  # trajectories finished, in total
+
+
+@runtime_checkable
+class CountingEngine(Protocol):
+    """An engine that counts what becomes of its requests."""
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since the start, by name."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,11 @@ class Assembly:
             "routing_disagreements": float(stats.disagreements.differing),
             "routing_bad_rows": float(stats.rows_bad),
         }
+
+    def engine_metrics(self) -> dict[str, float]:
+        """What served engines count since the run's start; nothing for the embedded one."""
+        engine = self.rollout.engine
+        return engine.metrics() if isinstance(engine, CountingEngine) else {}
 
     async def aclose(self) -> None:
         """Give back trainer and rollout, as :meth:`Rollout.aclose` does."""

@@ -102,7 +102,8 @@ class _TrainingRun:
         self._step, self._version = step, self._parts.loop.trainer.weight_version
         self._wall_s += metrics["time_step_s"]
         write_trajectories(self._folder.trajectories_file(step), step, groups)
-        self.sink.log(step, metrics | self._parts.routing_metrics())
+        counted = self._parts.routing_metrics() | self._parts.engine_metrics()
+        self.sink.log(step, metrics | counted)
         train = self._config.train
         if step % train.save_every == 0:
             self._save()
