@@ -160,7 +160,9 @@ class HttpEngine:
     async def score(self, token_ids: TokenIds) -> Floats:
         """Log-probs ``[T-1]`` at temperature 1 of tokens 1..T-1 under the server's weights."""
         await self._gate.wait_open()
-        return await self.server.score(token_ids)
+        self._check_usable()
+        async with self._gate.inside():
+            return await self.server.score(token_ids)
 
     async def is_up(self) -> bool:
         """Whether the server says what it is, now."""

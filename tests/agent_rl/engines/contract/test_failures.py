@@ -436,6 +436,8 @@ def test_an_update_that_fails_or_does_not_flush_closes_the_engine() -> None:
             await engine.load_weights(WEIGHTS, 1)
         with pytest.raises(EngineUnavailableError, match="version 1 failed"):
             await engine.generate(ask(ids(9)))
+        with pytest.raises(EngineUnavailableError, match="version 1 failed"):
+            await engine.score(ids(9))
         fake.refuse_updates, fake.keep_cache = False, True
         with pytest.raises(EngineError, match="prefix cache survived"):
             await engine.load_weights(WEIGHTS, 1)
