@@ -205,7 +205,7 @@ def test_a_flood_still_meets_its_deadline() -> None:
     started = time.monotonic()
     ending, output = run(Flood(), seconds=0.2)
     assert ending.how == "deadline"
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 30  # without its deadline it never ends
     assert len(output) < (1 << 16) + 100
 
 
