@@ -19,6 +19,7 @@ from typing import Protocol
 from agent_rl.algorithms import objective
 from agent_rl.config import RunConfig
 from agent_rl.curriculum import Curriculum
+from agent_rl.rollout_ahead import release_rows
 from agent_rl.samples import has_signal
 from agent_rl.types import Group
 from envs.base import Task
@@ -45,11 +46,17 @@ async def collect_groups(
     """
     groups = await collect(curriculum.at(step), step)
     wanted, asked = len(groups), 0
-    for _ in range(objective(config.algorithm).dynamic_sampling_rounds):
-        useful = sum(has_signal(g, config.rollout.min_valid_members) for g in groups)
-        tasks = curriculum.further(step, asked, wanted - useful)
-        if not tasks:
-            break
-        asked += len(tasks)
-        groups += await collect(tasks, step, len(groups))
+    is_complete = False
+    try:
+        for _ in range(objective(config.algorithm).dynamic_sampling_rounds):
+            useful = sum(has_signal(g, config.rollout.min_valid_members) for g in groups)
+            tasks = curriculum.further(step, asked, wanted - useful)
+            if not tasks:
+                break
+            asked += len(tasks)
+            groups += await collect(tasks, step, len(groups))
+        is_complete = True
+    finally:
+        if not is_complete:  # cancelled or failed: nobody will take the earlier rounds' groups
+            release_rows(groups)
     return groups

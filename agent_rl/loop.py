@@ -14,6 +14,7 @@ samples a whole step.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from agent_rl.dynamic_sampling import Collector, collect_groups
 from agent_rl.metrics.probe import probe_mismatch
 from agent_rl.metrics.rollout import rollout_metrics
 from agent_rl.protocols import Generator, Trainer
-from agent_rl.rollout_ahead import RolloutAhead, in_thread, release_rows
+from agent_rl.rollout_ahead import Collected, RolloutAhead, in_thread, release_rows
 from agent_rl.samples import build_samples
 from agent_rl.types import Group, TrainSample
 from envs.base import Task
@@ -56,7 +57,11 @@ class LoopParts:
 
 
 async def train_steps(parts: LoopParts, observer: StepObserver, *, first_step: int) -> None:
-    """Run steps ``first_step`` to ``config.train.steps``."""
+    """Run steps ``first_step`` to ``config.train.steps``.
+
+    Cancelled while or after the weights move, the step in progress is still recorded: steps before
+    it that no checkpoint holds could not be saved otherwise.
+    """
     config = parts.config
 
     def collect(step: int) -> Awaitable[list[Group]]:
@@ -70,25 +75,40 @@ async def train_steps(parts: LoopParts, observer: StepObserver, *, first_step: i
             if config.train.overlap_rollout and step < config.train.steps:
                 rollouts.begin(step + 1)
 
-            samples = build_samples(groups, config)
-            metrics = rollout_metrics(groups, config.rollout.min_valid_members)
-            if samples:  # equal rewards teach nothing: such a step leaves the weights alone
-                work = partial(update, parts, samples, step)
-                metrics |= await in_thread(work) if config.train.overlap_rollout else work()
-            waited_s += await rollouts.settle()  # weights change between two rollouts only
-            if samples:
-                version = parts.trainer.weight_version
-                await parts.engine.load_weights(parts.trainer.publish_weights(), version)
-                parts.routing.retire(before=version - config.routing.max_staleness)
-
-            wall_s = time.monotonic() - started
-            metrics |= time_split(groups, collected.seconds, wall_s - waited_s, wall_s)
-            if parts.evaluate is not None and is_due(step, config.train.eval_every):
-                metrics |= await parts.evaluate()
-            stop = observer.step_done(step, groups, metrics)
-            release_rows(groups)
+            try:
+                samples = build_samples(groups, config)
+                metrics = rollout_metrics(groups, config.rollout.min_valid_members)
+                if samples:  # equal rewards teach nothing: such a step leaves the weights alone
+                    work = partial(update, parts, samples, step)
+                    metrics |= await in_thread(work) if config.train.overlap_rollout else work()
+                cancelled: asyncio.CancelledError | None = None
+                try:
+                    waited_s += await rollouts.settle()  # weights change between two rollouts only
+                    if samples:
+                        await load_newest(parts)
+                    metrics |= times_until_now(collected, started, waited_s)
+                    if parts.evaluate is not None and is_due(step, config.train.eval_every):
+                        metrics |= await parts.evaluate()
+                except asyncio.CancelledError as error:
+                    cancelled = error  # later: the weights have moved, so that this step counts
+                    metrics = times_until_now(collected, started, waited_s) | metrics
+                stop = observer.step_done(step, groups, metrics)
+            finally:
+                release_rows(groups)
+            if cancelled is not None:
+                raise cancelled
             if stop:
                 return
+
+
+async def load_newest(parts: LoopParts) -> None:
+    """Give the engine the trainer's weights, and drop rows that are too old for any step to come.
+
+    No request may be in flight.
+    """
+    version = parts.trainer.weight_version
+    await parts.engine.load_weights(parts.trainer.publish_weights(), version)
+    parts.routing.retire(before=version - parts.config.routing.max_staleness)
 
 
 def update(parts: LoopParts, samples: Sequence[TrainSample], step: int) -> dict[str, float]:
@@ -103,6 +123,16 @@ def update(parts: LoopParts, samples: Sequence[TrainSample], step: int) -> dict[
 def is_due(step: int, every: int) -> bool:
     """Whether something done ``every`` steps is due; 0 is never."""
     return every > 0 and step % every == 0
+
+
+def times_until_now(collected: Collected, started: float, waited_s: float) -> dict[str, float]:
+    """:func:`time_split` of a step that ``started`` (by the monotonic clock) and ends now.
+
+    Args:
+        waited_s: of it, for rollouts.
+    """
+    wall_s = time.monotonic() - started
+    return time_split(collected.groups, collected.seconds, wall_s - waited_s, wall_s)
 
 
 def time_split(

@@ -94,13 +94,24 @@ class RolloutAhead:
 
 
 async def in_thread(work: Callable[[], _T]) -> _T:
-    """``work()`` in a thread. A cancelled caller waits for its end too: it cannot be stopped."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
+    """``work()`` in a thread, to its end: it cannot be stopped, and nobody may go on beside it.
+
+    A caller that is cancelled meanwhile, also twice, gets the result and is cancelled again at its
+    next await.
+    """
+    # A future: tasks would be cancelled, and so be over before the work, when the loop is closed.
+    done = asyncio.get_running_loop().run_in_executor(None, work)
+    is_cancelled = False
+    while not done.done():
+        try:
+            await asyncio.wait({done})
+        except asyncio.CancelledError:
+            is_cancelled = True
+    result = done.result()
+    caller = asyncio.current_task()
+    if is_cancelled and caller is not None:
+        caller.cancel()
+    return result
 
 
 def release_rows(groups: list[Group]) -> None:
