@@ -20,22 +20,27 @@ Row = np.ndarray  # [K]
 FREE: Mapping[tuple[int, int], Row] = {}
 
 
-def completion_of(reference: Reference, rows: Rows) -> Completion:
-    """What an engine that used these rows would answer."""
+def completion_of(reference: Reference, rows: Rows, start: int = 0) -> Completion:
+    """What an engine that used these rows would answer when asked for those from ``start``."""
     _, logprobs = reference.forward(WHOLE[:-1], chosen=rows)
     return Completion(
         token_ids=NEW,
         logprobs=logprobs[np.arange(len(PROMPT) - 1, FED), NEW],
         finish_reason="length",
-        routed_experts=rows,
-        routed_experts_start=0,
+        routed_experts=rows[start:],
+        routed_experts_start=start,
         weight_versions=(0,),
         cached_tokens=0,
     )
 
 
-def own_rows(reference: Reference, forced: Mapping[tuple[int, int], Row] = FREE) -> Rows:
-    """What an engine would choose that chooses ``forced`` at some (token, layer)."""
+def own_rows(
+    reference: Reference, forced: Mapping[tuple[int, int], Row] = FREE, num_live: int = 0
+) -> np.ndarray:
+    """What an engine would choose that chooses ``forced`` at some (token, layer).
+
+    The first ``num_live`` tokens are left to the reference, and are -1 here.
+    """
     num_layers, top_k = reference.row_shape
     chosen = np.full((FED, num_layers, top_k), -1)
     for _ in range(num_layers + 1):  # a layer follows from those before it
@@ -43,7 +48,8 @@ def own_rows(reference: Reference, forced: Mapping[tuple[int, int], Row] = FREE)
         chosen = np.argsort(-logits, axis=2, kind="stable")[..., :top_k]
         for place, row in forced.items():
             chosen[place] = row
-    return chosen.astype(np.uint8)
+        chosen[:num_live] = -1
+    return chosen if num_live else chosen.astype(np.uint8)
 
 
 def under_test(reference: Reference, *, keeps_order: bool = True) -> UnderTest:
@@ -90,10 +96,39 @@ def test_a_tie_may_be_decided_either_way_and_is_kept_for_the_next_turn(
     usual = own_rows(reference)[9, 0]
     in_set, outside = int(usual[-1]), next(e for e in range(16) if e not in usual)
     gate = next(m for n, m in reference.model.named_modules() if n.endswith("mlp.gate"))
-    gate.weight.data[outside] = gate.weight.data[in_set]
+    weight = gate.get_parameter("weight").data
+    weight[outside] = weight[in_set]
     tied = np.where(usual == in_set, outside, usual)
     for row in (usual, tied):
         rows = own_rows(reference, {(9, 0): row})
         test = under_test(reference)
         test.check(PROMPT, completion_of(reference, rows))
         np.testing.assert_array_equal(test.known_rows(WHOLE[:-1], 0), rows)
+
+
+def test_a_lost_cache_may_decide_a_tie_anew_and_nothing_else(policies: Policies) -> None:
+    """Rows before ``start`` are not in the reply: those of the turn before, or the live ones."""
+    start = 15
+    reference = Reference(policies.before)
+    usual = own_rows(reference)[9, 0]
+    in_set, outside = int(usual[-1]), next(e for e in range(16) if e not in usual)
+    gate = next(m for n, m in reference.model.named_modules() if n.endswith("mlp.gate"))
+    weight = gate.get_parameter("weight").data
+    weight[outside] = weight[in_set]
+    one, other = (
+        own_rows(reference, {(9, 0): row})
+        for row in (usual, np.where(usual == in_set, outside, usual))
+    )
+    live = own_rows(reference, num_live=start)
+    assert not np.array_equal(one[start:], other[start:])  # or nothing below would depend on it
+    for before, now in ((one, one), (other, other), (one, live), (other, live)):
+        test = under_test(reference)
+        test.known.update({(0, WHOLE[: at + 1].tobytes()): before[at] for at in range(start)})
+        test.check(PROMPT, completion_of(reference, now, start))
+    row = one[9, 1].copy()
+    row[3] = next(e for e in range(16) if e not in row)
+    wrong = own_rows(reference, {(9, 0): usual, (9, 1): row})
+    test = under_test(reference)
+    test.known.update({(0, WHOLE[: at + 1].tobytes()): one[at] for at in range(start)})
+    with pytest.raises(AssertionError):  # what follows from an expert that nothing allows
+        test.check(PROMPT, completion_of(reference, wrong, start))
