@@ -9,6 +9,7 @@ from typing import Any
 from agent_rl.assemble import Rollout, collect_heldout
 from agent_rl.metrics.rollout import resolve_rate
 from agent_rl.metrics.summary import Evaluation
+from agent_rl.rollout_ahead import release_rows
 from agent_rl.types import Group, Trajectory
 from envs.base import Task
 
@@ -23,9 +24,7 @@ async def evaluate(
     groups = await collect_heldout(rollout, heldout, on_progress)
     families = {task.task_id: task.metadata.get("family", "all") for task in heldout}
     result = summarize_evaluation(groups, families)
-    for trajectory in (t for group in groups for t in group.trajectories):
-        if trajectory.routed_experts is not None:
-            trajectory.routed_experts.release()
+    release_rows(groups)
     return result
 
 
