@@ -165,7 +165,10 @@ def _engine(config: RunConfig, need: Budget) -> Iterator[Check]:
 
 
 def _host_memory(config: RunConfig, need: Budget) -> Iterator[Check]:
-    routing = min(need.routing_step, config.routing.budget_bytes)
+    # The rows of a step are held until it is trained on, beside those of the next one's rollout.
+    num_steps = 1 + config.train.overlap_rollout
+    rows = num_steps * need.routing_step
+    routing = min(rows, config.routing.budget_bytes)
     wanted = need.weights + routing
     memory = _memory_bytes()
     detail = (
@@ -175,12 +178,13 @@ def _host_memory(config: RunConfig, need: Budget) -> Iterator[Check]:
     enough = wanted <= memory * _CHECK_SHARE
     advice = "" if enough else f"a machine with at least {gib(wanted / _CHECK_SHARE)}"
     yield Check("host memory", "ok" if enough else "missing", detail, advice)
-    if need.routing_step > config.routing.budget_bytes:
+    if rows > config.routing.budget_bytes:
+        steps = "two steps, held at once," if num_steps > 1 else "a step"
         yield Check(
             "routing.budget_bytes",
             "warning",
-            f"{gib(config.routing.budget_bytes)}; a step whose trajectories are all at their "
-            f"longest and share nothing has {gib(need.routing_step)} of rows",
+            f"{gib(config.routing.budget_bytes)}; {steps} whose trajectories are all at their "
+            f"longest and share nothing would need {gib(rows)} of rows",
             "raise it if rows are evicted",
         )
 

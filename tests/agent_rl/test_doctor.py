@@ -30,6 +30,7 @@ from agent_rl.errors import ConfigError
 from agent_rl.findings import Check
 from agent_rl.known_models import KNOWN_MODELS
 from agent_rl.policies import policy_folder
+from agent_rl.trainer.families import read_shape
 from agent_rl.trainer.shape import ModelShape
 
 REPOSITORY = Path(__file__).parents[2]
@@ -240,6 +241,25 @@ def test_rows(tmp_path: Path, content: str | None, verdict: str, words: str) -> 
     assert found["rows"].verdict == verdict
     assert words in found["rows"].detail
     assert str(file) in found["rows"].advice
+
+
+def test_a_rollout_beside_the_update_holds_the_rows_of_two_steps() -> None:
+    config = RunConfig()
+    rows = budget(config, read_shape(policy_folder(config.policy.path))).routing_step
+    for overlap, budget_bytes, words in (
+        (False, rows, None),
+        (False, rows - 1, "; a step whose"),
+        (True, 2 * rows, None),
+        (True, 2 * rows - 1, "; two steps, held at once, whose"),
+    ):
+        changed = replace(
+            config,
+            train=replace(config.train, overlap_rollout=overlap),
+            routing=replace(config.routing, budget_bytes=budget_bytes),
+        )
+        check = by_name(list(check_needs(changed))).get("routing.budget_bytes")
+        assert (check is None) == (words is None)
+        assert check is None or words in check.detail
 
 
 def test_rows_that_leave_a_split_empty_say_which_and_what_to_change(tmp_path: Path) -> None:
