@@ -14,7 +14,6 @@ samples a whole step.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,13 @@ from agent_rl.dynamic_sampling import Collector, collect_groups
 from agent_rl.metrics.probe import probe_mismatch
 from agent_rl.metrics.rollout import rollout_metrics
 from agent_rl.protocols import Generator, Trainer
-from agent_rl.rollout_ahead import Collected, RolloutAhead, in_thread, release_rows
+from agent_rl.rollout_ahead import (
+    CancelLater,
+    Collected,
+    RolloutAhead,
+    in_thread,
+    release_rows,
+)
 from agent_rl.samples import build_samples
 from agent_rl.types import Group, TrainSample
 from envs.base import Task
@@ -81,22 +86,19 @@ async def train_steps(parts: LoopParts, observer: StepObserver, *, first_step: i
                 if samples:  # equal rewards teach nothing: such a step leaves the weights alone
                     work = partial(update, parts, samples, step)
                     metrics |= await in_thread(work) if config.train.overlap_rollout else work()
-                cancelled: asyncio.CancelledError | None = None
-                try:
-                    waited_s += await rollouts.settle()  # weights change between two rollouts only
+                with CancelLater() as later:  # the weights have moved, so that this step counts
+                    waited_s += await rollouts.settle()  # they change between two rollouts only
                     if samples:
                         await load_newest(parts)
-                    metrics |= times_until_now(collected, started, waited_s)
-                    if parts.evaluate is not None and is_due(step, config.train.eval_every):
+                metrics |= times_until_now(collected, started, waited_s)
+                evaluates = is_due(step, config.train.eval_every) and not later.is_cancelled
+                if parts.evaluate is not None and evaluates:
+                    with later:
                         metrics |= await parts.evaluate()
-                except asyncio.CancelledError as error:
-                    cancelled = error  # later: the weights have moved, so that this step counts
-                    metrics = times_until_now(collected, started, waited_s) | metrics
                 stop = observer.step_done(step, groups, metrics)
             finally:
                 release_rows(groups)
-            if cancelled is not None:
-                raise cancelled
+            later.raise_now()
             if stop:
                 return
 

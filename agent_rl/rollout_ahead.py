@@ -114,6 +114,36 @@ async def in_thread(work: Callable[[], _T]) -> _T:
     return result
 
 
+class CancelLater:
+    """A cancellation inside a block ends the block, and is raised when there is time for it."""
+
+    def __init__(self) -> None:
+        self._cancelled: asyncio.CancelledError | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled is not None
+
+    def __enter__(self) -> CancelLater:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, asyncio.CancelledError):
+            return False
+        self._cancelled = error
+        return True
+
+    def raise_now(self) -> None:
+        """Raise the cancellation, if there was one."""
+        if self._cancelled is not None:
+            raise self._cancelled
+
+
 def release_rows(groups: list[Group]) -> None:
     """Give the routing rows of these groups back to the cache."""
     for trajectory in (t for group in groups for t in group.trajectories):

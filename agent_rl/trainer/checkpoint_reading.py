@@ -40,42 +40,34 @@ def held(checkpoint: Path) -> Iterator[Path]:
     """A folder with the files of ``checkpoint`` that stays until the block ends.
 
     They are links where the file system has them, so this costs no space and no time. Folders
-    inside, which hold the trainer's state, are left out. Raises ``CheckpointGoneError``.
+    inside, which hold the trainer's state, are left out. A checkpoint beside which nothing can be
+    written is given as it is. Raises ``CheckpointGoneError``.
     """
-    root, link = _place(checkpoint)
+    root = checkpoint.parent.parent
+    if not os.access(root, os.W_OK):
+        yield checkpoint  # somebody else's run: a copy might not fit into the temporary folder
+        return
+    for folder in ownerless(root, f"{_PREFIX}*"):  # of readers that were killed
+        shutil.rmtree(folder, ignore_errors=True)
     owned = OwnedFolder(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root)))
     try:
         inner = owned.path / checkpoint.name
         inner.mkdir()
         with unmoved(checkpoint):
             for file in sorted(path for path in checkpoint.iterdir() if path.is_file()):
-                _put(file, inner / file.name, link)
+                _put(file, inner / file.name)
         yield inner
     finally:
         shutil.rmtree(owned.path, ignore_errors=True)
         owned.close()
 
 
-def _place(checkpoint: Path) -> tuple[Path, bool]:
-    """Where to hold files, and whether links may be tried: beside the checkpoints, or in the
-    temporary folder when the run's folder is somebody else's."""
-    root = checkpoint.parent.parent
-    if not os.access(root, os.W_OK):
-        return Path(tempfile.gettempdir()), False
-    for folder in ownerless(root, f"{_PREFIX}*"):  # of readers that were killed
-        shutil.rmtree(folder, ignore_errors=True)
-    return root, True
-
-
-def _put(file: Path, target: Path, link: bool) -> None:
-    if link:
-        try:
-            os.link(file, target)
-        except FileNotFoundError:
-            raise
-        except OSError:  # a file system without links
-            link = False
-    if not link:
+def _put(file: Path, target: Path) -> None:
+    try:
+        os.link(file, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without links
         shutil.copyfile(file, target)
 
 

@@ -143,7 +143,7 @@ def test_a_benchmark_configuration_elsewhere_says_where_it_belongs(command: str)
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert "got the configuration of an evaluation (it has the section model)" in line
-    assert line.endswith(f"run it with: agent-rl eval {config}")
+    assert line.endswith(f"run it with: {command_line('agent-rl', 'eval', config)}")
     assert "unknown key" not in line
 
 
