@@ -56,7 +56,8 @@ def train(
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="continue the run in this folder; may change trainer.* and train.keep_last"
+            help="continue the run in this folder; may change trainer.* (not dtype), "
+            "train.steps, train.save_every, train.keep_last and train.max_wall_s"
         ),
     ] = None,
 ) -> None:

@@ -256,7 +256,7 @@ class TrainConfig:
 class EvalConfig:
     """Evaluation on held-out tasks."""
 
-    num_tasks: int = 384  # held-out tasks, at most
+    num_tasks: int = 384  # held-out tasks, or all where there are fewer
     samples_per_task: int = 1  # trajectories of each
     temperature: float = 1.0  # of the sampling; 0 takes the likeliest token
 

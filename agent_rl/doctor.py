@@ -66,7 +66,7 @@ def _gpu() -> str:
     import torch
 
     if not torch.cuda.is_available():
-        return "none: everything runs on CPU"
+        return "none here"
     return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from agent_rl.errors import ConfigError
@@ -33,7 +34,11 @@ def policy_folder(path: str) -> Path:
     folder = _cached(path.removeprefix(HUB_PREFIX)) if path.startswith(HUB_PREFIX) else Path(path)
     missing = _missing_files(folder)
     if missing:
-        raise ConfigError([f"policy.path: got {path!r}, expected a folder with {missing[0]} in it"])
+        on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not folder.exists()
+        hub = f"; if it is on the Hugging Face Hub: {HUB_PREFIX}{path}" if on_hub else ""
+        raise ConfigError(
+            [f"policy.path: got {path!r}, expected a folder with {missing[0]} in it{hub}"]
+        )
     return folder
 
 

@@ -154,7 +154,7 @@ class _TrainingRun:
             self._folder.plots / "run.png",
             before=before.resolve_rate,
             after=after.resolve_rate,
-            title=f"{self._config.name}: multi-turn repair, seed {self._config.seed}",
+            title=f"{summary.name}: {self._config.tasks.kind} tasks, seed {summary.seed}",
         )
         self._folder.write_summary(summary.to_json())
         return summary

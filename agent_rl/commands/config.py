@@ -23,7 +23,12 @@ def config_command(prefix: str | None, markdown: bool) -> None:
         near = difflib.get_close_matches(prefix or "", [*names, *(k.name for k in every)], n=1)
         hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(names)}"
         raise ConfigError([f"config: got {prefix!r}, which is no section or key; {hint}"])
-    make_console().print(_table(shown))
+    console = make_console()
+    for section in sections():  # what meanings refer to
+        if section.name == prefix and section.about:
+            console.print(section.about.replace("``", ""), soft_wrap=True, highlight=False)
+            console.print()
+    console.print(_table(shown))
 
 
 def _belongs(name: str, prefix: str) -> bool:
@@ -32,7 +37,8 @@ def _belongs(name: str, prefix: str) -> bool:
 
 def _table(keys: list[Key]) -> Table:
     table = Table(show_edge=False, pad_edge=False)
-    for column in ("key", "type", "default", "meaning"):
+    table.add_column("key", no_wrap=True)  # to be copied
+    for column in ("type", "default", "meaning"):
         table.add_column(column, overflow="fold")
     for key in keys:
         limit = f" ({key.only_for})" if key.only_for else ""

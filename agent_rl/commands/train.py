@@ -19,7 +19,13 @@ from agent_rl.interrupt import Interrupted, run_interruptible
 from agent_rl.metrics.display import clock, make_display
 from agent_rl.metrics.summary import Summary
 from agent_rl.resume import MAY_CHANGE
-from agent_rl.store.run_folder import RunExistsError, RunFolder, RunFolderError, write_aside
+from agent_rl.store.run_folder import (
+    RunExistsError,
+    RunFolder,
+    RunFolderError,
+    read_metrics,
+    write_aside,
+)
 from agent_rl.suggest import command_line
 from agent_rl.terminal import make_console
 from agent_rl.trainer.checkpoint import NO_ROOM, CheckpointStore
@@ -84,13 +90,14 @@ def _resume_line(run: Path) -> str:
 def _resumed(path: Path, overrides: Sequence[str]) -> tuple[RunFolder, RunConfig]:
     """Open a run again; what ``overrides`` change stays changed."""
     keys = [text.partition("=")[0] for text in overrides]
-    if refused := [key for key in keys if not MAY_CHANGE.fullmatch(key)]:
+    if refused := [k for k in keys if k != "train.steps" and not MAY_CHANGE.fullmatch(k)]:
         raise ConfigError([_refusal(path, key) for key in refused])
     folder, config = RunFolder.open(path)
     if not overrides:
         return folder, config
     try:
         config = load_config(folder.config_file, overrides)
+        _require_steps_done(folder, config)
         write_aside(folder.config_file, dump_config(config).encode())
     except BaseException:
         folder.close()
@@ -98,10 +105,21 @@ def _resumed(path: Path, overrides: Sequence[str]) -> tuple[RunFolder, RunConfig
     return folder, config
 
 
+def _require_steps_done(folder: RunFolder, config: RunConfig) -> None:
+    done = len(read_metrics(folder.metrics_file))
+    if config.train.steps < done:
+        raise ConfigError(
+            [
+                f"override: train.steps: got {config.train.steps}, expected at least the {done} "
+                f"steps that {folder.path} has done"
+            ]
+        )
+
+
 def _refusal(path: Path, key: str) -> str:
     text = (
         f"override: {key}: a resumed run cannot change it; expected trainer.* (not dtype), "
-        "train.save_every, train.keep_last or train.max_wall_s"
+        "train.steps, train.save_every, train.keep_last or train.max_wall_s"
     )
     steps = CheckpointStore(path / "checkpoints").steps()
     if not steps:
@@ -149,6 +167,7 @@ def _show(console: Console, summary: Summary, folder: RunFolder) -> None:
         ("trained tokens replayed", f"{summary.replayed_fraction:.2%}"),
         ("mean k3 KL(rollout ‖ old policy)", f"{summary.kl_mean:.2e}"),
         *_replay_rows(summary),
+        *_staleness_rows(summary),
         ("largest F(2)", f"{summary.f2_max:.2e}"),
         ("steps with an alarm", str(summary.num_alarms)),
     ]
@@ -160,6 +179,12 @@ def _show(console: Console, summary: Summary, folder: RunFolder) -> None:
     console.print(f"policy:      {folder.checkpoints} (newest)", soft_wrap=True)
     rollout = command_line("agent-rl", "rollout", folder.path, "--task", 0)
     console.print(f"read an episode: {rollout}", soft_wrap=True)
+
+
+def _staleness_rows(summary: Summary) -> list[tuple[str, str]]:
+    """Where rollouts were of older weights, which all of the KL above then holds too."""
+    behind = summary.staleness_mean
+    return [("  rollouts behind, weight versions", f"{behind:.2f}")] if behind > 0 else []
 
 
 def _replay_rows(summary: Summary) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
+_BEHIND = "staleness_max"  # shown only where a rollout was of older weights
 # metric name, heading, format
 _COLUMNS = (
     ("reward_mean", "reward", "{:.3f}"),
@@ -20,6 +21,7 @@ _COLUMNS = (
     ("kl_k3_rollout_old", "KL", "{:.1e}"),
     ("f_2", "F(2)", "{:.1e}"),
     ("router_flip_rate", "router disagr.", "{:.2%}"),
+    (_BEHIND, "behind", "{:.0f}"),
     ("tokens_per_s", "tokens/s", "{:,.0f}"),
 )
 _TIMES = (("time_generate_s", "gen"), ("time_environment_s", "env"), ("time_train_s", "train"))
@@ -81,7 +83,11 @@ class LineDisplay:
 
     def step_done(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> None:
         cells = [f"step {step}/{num_steps}"]
-        cells += [f"{name} {_format(metrics, key, form)}" for key, name, form in _COLUMNS]
+        cells += [
+            f"{name} {_format(metrics, key, form)}"
+            for key, name, form in _COLUMNS
+            if key != _BEHIND or metrics.get(key)
+        ]
         cells += [_times(metrics), self._eta.text(step, num_steps, metrics)]
         self._console.print("  ".join(cells), soft_wrap=True, highlight=False)
 
@@ -149,6 +155,8 @@ def _columns_that_fit(
     columns = {"step": [str(step) for step, _ in rows]}
     for key, heading, form in (*_COLUMNS, ("time_step_s", "s/step", "{:.1f}")):
         columns[heading] = [_format(metrics, key, form) for _, metrics in rows]
+    if not any(metrics.get(_BEHIND) for _, metrics in rows):
+        del columns["behind"]
     columns[_SPLIT] = [_shares(metrics) for _, metrics in rows]
     # Rewards of 0 and 1 have the resolve rate as their mean.
     same = all(metrics.get("reward_mean") == metrics.get("resolve_rate") for _, metrics in rows)

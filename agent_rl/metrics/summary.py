@@ -47,6 +47,7 @@ class Summary:
     # Over the steps that measured it, on the same few samples; 0 where it was not measured.
     kl_replay_mean: float = 0.0  # the trainer with the recorded rows
     kl_no_replay_mean: float = 0.0  # with live routers
+    staleness_mean: float = 0.0  # weight versions between a rollout and its update
     num_alarms: int = 0  # steps whose F(2) was at 0.05 or above
 
     def to_json(self) -> dict[str, Any]:
@@ -97,6 +98,7 @@ def summarize(
         completed=completed,
         kl_replay_mean=_mean([row["kl_k3_replay"] for row in paired]),
         kl_no_replay_mean=_mean([row["kl_k3_no_replay"] for row in paired or probed]),
+        staleness_mean=_mean([row.get("staleness", 0.0) for row in trained]),
         num_alarms=sum(row.get("alarm_f2", 0.0) >= 1 for row in trained),
     )
 

@@ -104,14 +104,6 @@ def _groups(config: RunConfig) -> Iterator[Fault]:
                 f"expected at most tasks.num_train ({config.tasks.num_train})"
             ),
         )
-    if config.eval.num_tasks > config.tasks.num_heldout:
-        yield (
-            "eval.num_tasks",
-            (
-                f"got {config.eval.num_tasks}, "
-                f"expected at most tasks.num_heldout ({config.tasks.num_heldout})"
-            ),
-        )
 
 
 def _optim(config: RunConfig) -> Iterator[Fault]:

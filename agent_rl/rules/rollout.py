@@ -17,7 +17,10 @@ def _sampling(config: RunConfig) -> Iterator[Fault]:
     if config.sampling.temperature <= 0:
         yield (
             "sampling.temperature",
-            (f"got {config.sampling.temperature}, expected above 0: greedy groups have no signal"),
+            (
+                f"got {config.sampling.temperature}, expected above 0: greedy groups have no "
+                "signal; evaluations have eval.temperature"
+            ),
         )
     if config.sampling.top_p != 1.0:
         yield (

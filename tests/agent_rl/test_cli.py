@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_rl.suggest import command_line
+
 REPOSITORY = Path(__file__).parents[2]
 CONFIG = str(REPOSITORY / "configs" / "repair_tiny.yaml")
 

@@ -214,6 +214,16 @@ def _policy(tmp_path: Path, config_json: str) -> Path:
     return folder
 
 
+def test_a_repository_of_the_hub_is_recognised(tmp_path: Path) -> None:
+    (problem,) = _problems(tmp_path, "policy: {path: Qwen/Qwen3-30B-A3B}")
+    assert problem.endswith("if it is on the Hugging Face Hub: hf:Qwen/Qwen3-30B-A3B")
+
+
+def test_fewer_heldout_tasks_than_an_evaluation_may_have_are_all_of_them(tmp_path: Path) -> None:
+    config = _load(tmp_path, "tasks: {num_heldout: 24}")
+    assert config.eval.num_tasks > config.tasks.num_heldout == 24
+
+
 def test_a_broken_description_of_the_policy_is_a_fault_like_any_other(tmp_path: Path) -> None:
     folder = _policy(tmp_path, '{"num_experts": 8,')
     (problem,) = _problems(tmp_path, f"policy: {{path: {folder}}}")

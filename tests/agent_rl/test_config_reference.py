@@ -45,6 +45,7 @@ def test_the_command_lists_a_section_or_one_key(capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     assert "routing.replay" in shown
     assert "train.steps" not in shown
+    assert "mixed is r3 with the live router" in shown.replace("`", "").replace("\n", " ")
     config_command("train.steps", markdown=False)
     shown = capsys.readouterr().out
     assert "train.steps" in shown

@@ -64,10 +64,10 @@ def test_a_key_that_a_resumed_run_cannot_change(run: Path) -> None:
     newest = run / "checkpoints" / "step-00000010"
     newest.mkdir(parents=True)
     with pytest.raises(ConfigError) as refused:
-        _resumed(run, ["train.steps=20"])
+        _resumed(run, ["optim.lr=1e-5"])
     words = shell_words(refused.value, r"starts afresh\): (.*)$")
     config = str(run / "config.yaml")
-    assert words == ["agent-rl", "train", config, f"policy.path={newest}", "train.steps=VALUE"]
+    assert words == ["agent-rl", "train", config, f"policy.path={newest}", "optim.lr=VALUE"]
 
 
 def test_a_full_disk(run: Path) -> None:

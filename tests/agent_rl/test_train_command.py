@@ -51,7 +51,8 @@ def test_a_run_may_go_on_with_another_layout_and_keeps_it(run: Path) -> None:
     ("override", "words"),
     [
         ("optim.lr=1e-3", "optim.lr: a resumed run cannot change it; expected trainer"),
-        ("train.steps=9", "train.steps: a resumed run cannot change it"),
+        ("train.eval_every=9", "train.eval_every: a resumed run cannot change it"),
+        ("train.steps=0", "train.steps: got 0, expected a number above 0"),
         ("trainer.dtype=bfloat16", "trainer.dtype: a resumed run cannot change it"),
         ("seed=1", "seed: a resumed run cannot change it"),
         ("trainer.num_procs=2", "did you mean trainer.num_processes"),
@@ -121,18 +122,37 @@ def test_a_run_with_something_left_to_do_is_not_finished(run: Path) -> None:
     assert finished_summary(folder, config) == expected
 
 
-def test_a_refused_extension_names_the_run_that_would_do_it(run: Path) -> None:
+def test_a_finished_run_may_get_more_steps_and_no_fewer_than_it_has(run: Path) -> None:
+    folder, config = RunFolder.open(run)
+    folder.close()
+    finished(run, steps=config.train.steps)
+    with MetricsSink(run / "metrics.jsonl", run / "tensorboard") as sink:
+        for step in (1, 2, 3):
+            sink.log(step, {"time_step_s": 1.0})
+    folder, longer = _resumed(run, ["train.steps=120"])
+    assert longer.train.steps == 120
+    assert finished_summary(folder, longer) is None
+    folder.close()
+    kept = (run / "config.yaml").read_bytes()
+    with pytest.raises(ConfigError, match="got 2, expected at least the 3 steps"):
+        _resumed(run, ["train.steps=2"])
+    assert (run / "config.yaml").read_bytes() == kept
+    folder, _ = RunFolder.open(run)  # it was released
+    folder.close()
+
+
+def test_a_refused_change_names_the_run_that_would_do_it(run: Path) -> None:
     for step in (9, 10):
         shutil.copytree(policy_folder("builtin:tiny_moe"), run / "checkpoints" / f"step-{step:08d}")
     with pytest.raises(ConfigError) as refused:
-        _resumed(run, ["train.steps=20"])
+        _resumed(run, ["optim.lr=1e-5"])
     (problem,) = refused.value.problems
     newest = run / "checkpoints" / "step-00000010"
-    command = f"agent-rl train {run / 'config.yaml'} policy.path={newest} train.steps=VALUE"
+    command = f"agent-rl train {run / 'config.yaml'} policy.path={newest} optim.lr=VALUE"
     assert problem.endswith(command)
-    overrides = command.replace("VALUE", "20").split()[3:]
+    overrides = command.replace("VALUE", "1e-5").split()[3:]
     config = load_config(run / "config.yaml", overrides)  # it can be started
-    assert (config.policy.path, config.train.steps) == (str(newest), 20)
+    assert (config.policy.path, config.optim.lr) == (str(newest), 1e-5)
 
 
 def test_the_folder_of_a_run_is_no_configuration_and_the_error_says_what_to_do(run: Path) -> None:

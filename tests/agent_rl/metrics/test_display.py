@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from agent_rl.metrics.display import Eta, LineDisplay, LiveDisplay, make_display
+from agent_rl.metrics.display import Eta, LineDisplay, LiveDisplay, _columns_that_fit, make_display
 from agent_rl.terminal import make_console
 
 
@@ -98,3 +98,15 @@ def test_a_pipe_gets_a_line_a_step() -> None:
     (line,) = console.file.getvalue().splitlines()
     assert line.startswith("step 3/10  reward 1.000")
     assert line.endswith("100.0s: gen 55% env 35% train 10%  ETA 11:40")
+
+
+@pytest.mark.parametrize(("behind", "shown"), [(0.0, False), (1.0, True)])
+def test_a_rollout_of_older_weights_is_marked(behind: float, shown: bool) -> None:
+    stale = metrics(3) | {"staleness_max": behind}
+    console = make_console(width=80)
+    console.file = io.StringIO()
+    with make_display(console) as display:
+        display.step_done(3, 10, stale)
+    assert ("behind 1" in console.file.getvalue()) is shown
+    columns = _columns_that_fit([(3, stale)], 200)
+    assert columns.get("behind") == (["1"] if shown else None)
