@@ -85,13 +85,17 @@ def correction_bounds(config: AlgorithmConfig) -> tuple[float, float]:
     )
 
 
+def replays_rows(mode: str) -> bool:
+    """Whether a replay mode uses the rows that the rollout recorded."""
+    return mode in ("r3", "mixed")
+
+
 def advice(config: RunConfig) -> list[str]:
     """What may be a mistake and is no error; one sentence each, told before a run starts."""
     replay, algorithm = config.routing.replay, config.algorithm
     said: list[str] = []
-    replays = replay in ("r3", "mixed")
     # Rollouts of older weights differ from the old policy for another reason too.
-    if replays and algorithm.correction == "tis" and not config.train.overlap_rollout:
+    if replays_rows(replay) and algorithm.correction == "tis" and not config.train.overlap_rollout:
         said.append(
             f"algorithm.correction=tis beside routing.replay={replay}: replay removes most of the "
             "mismatch that TIS corrects, and arXiv 2510.11370 measured 1.69 points less with both "

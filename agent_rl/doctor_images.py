@@ -15,6 +15,7 @@ from envs.errors import InfrastructureError
 from envs.images.task import ImageTask
 from envs.sandbox.docker.engine import Engine
 from envs.sandbox.docker.host import free_bytes
+from envs.tasks.r2e_gym import is_row_file
 
 _START_DOCKER = "start Docker, or set images.docker_url or DOCKER_HOST"
 _INSTALL_DATASETS = ".venv/bin/pip install -r requirements-eval.lock, or give a file"
@@ -41,15 +42,19 @@ def check_images(config: RunConfig) -> Iterator[Check]:
         engine.close()
 
 
+def check_data_set(name: str, source: str) -> Check:
+    """The check ``name`` of rows that are no file's: whether ``source`` can be fetched."""
+    if importlib.util.find_spec("datasets") is None:
+        detail = f"{source} is no file, and the datasets package is not installed"
+        return Check(name, "missing", detail, _INSTALL_DATASETS)
+    detail = f"{source}: a data set, fetched when the run starts"
+    return Check(name, "warning", detail, "give a file to have its rows checked here")
+
+
 def _rows(config: RunConfig) -> tuple[list[ImageTask], Check]:
     source = config.tasks.rows
-    is_file = Path(source).suffix in (".json", ".jsonl", ".parquet") or Path(source).exists()
-    if not is_file:
-        if importlib.util.find_spec("datasets") is None:
-            detail = f"{source} is no file, and the datasets package is not installed"
-            return [], Check("rows", "missing", detail, _INSTALL_DATASETS)
-        detail = f"{source}: a data set, fetched when the run starts"
-        return [], Check("rows", "warning", detail, "give a file to have its rows checked here")
+    if not is_row_file(source):
+        return [], check_data_set("rows", source)
     try:
         sets = load_tasks(config.tasks)
     except EmptySplitError as error:

@@ -13,12 +13,14 @@ from pathlib import Path
 
 from agent_rl.config_io import load_config
 from agent_rl.doctor import check_folder
+from agent_rl.doctor_images import check_data_set
 from agent_rl.doctor_needs import check_policy
 from agent_rl.engines.server_doctor import check_servers
 from agent_rl.errors import ConfigError
 from agent_rl.findings import Check, counted
 from envs.errors import InfrastructureError, TaskError
 from envs.sandbox.docker.docker_py import DockerPyEngine
+from envs.tasks.r2e_gym import is_row_file
 from envs.tasks.swebench import SweBenchRow
 from eval.config import ModelConfig, SuiteConfig
 from eval.errors import HarnessError, ModelError
@@ -86,13 +88,8 @@ def _engine(path: str) -> Iterator[Check]:
 
 def _rows(config: SuiteConfig) -> tuple[list[SweBenchRow], Check]:
     source = config.dataset.source
-    is_file = Path(source).suffix in (".json", ".jsonl", ".parquet") or Path(source).exists()
-    if not is_file:
-        if importlib.util.find_spec("datasets") is None:
-            detail = f"{source} is no file, and the datasets package is not installed"
-            return [], Check("dataset", "missing", detail, f"{_INSTALL}, or give a file")
-        detail = f"{source}: a data set, fetched when the run starts"
-        return [], Check("dataset", "warning", detail, "give a file to have its rows checked here")
+    if not is_row_file(source):
+        return [], check_data_set("dataset", source)
     try:
         rows = suite_rows(config)
     except TaskError as error:

@@ -9,7 +9,7 @@ the time that neither of them spends computing.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent_rl.assemble import assemble
@@ -115,13 +115,16 @@ async def _run(config: RunConfig) -> Run:
         await train_steps(parts.loop, steps, first_step=1)
     finally:
         await parts.aclose()
-    inner = steps.rows[1:-1]
-    rollouts = [row["time_generate_s"] + row["time_environment_s"] for row in inner]
+    return _middle([_timed(row) for row in steps.rows[1:-1]])
+
+
+def _timed(metrics: Mapping[str, float]) -> Run:
+    """One step as a run of its own."""
     return Run(
-        step_s=statistics.median(row["time_step_s"] for row in inner),
-        rollout_s=statistics.median(rollouts),
-        train_s=statistics.median(row["time_train_s"] for row in inner),
-        wait_s=statistics.median(row["time_wait_rollout_s"] for row in inner),
+        step_s=metrics["time_step_s"],
+        rollout_s=metrics["time_generate_s"] + metrics["time_environment_s"],
+        train_s=metrics["time_train_s"],
+        wait_s=metrics["time_wait_rollout_s"],
     )
 
 

@@ -6,14 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Annotated
 
-import orjson
 import typer
-from rich.table import Table
 
 from agent_rl.commands.bench_overlap import overlap
 from agent_rl.commands.bench_r3 import r3
 from agent_rl.commands.bench_trainer import trainer
-from agent_rl.store.run_folder import write_aside
+from agent_rl.commands.figures import show_figures
 from agent_rl.terminal import make_console
 
 bench_app = typer.Typer(help="Measurements, as ratios inside one run.", no_args_is_help=True)
@@ -55,14 +53,8 @@ def engine(
         figures = asyncio.run(
             measure_engine(kind, model, Path(folder), num_pairs=pairs, report=console.print)
         )
-    table = Table(title=f"{kind} on CPU, 4 samples of 12 turns", title_justify="left")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    for name, value in figures.to_json().items():
-        table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
-    console.print(table)
-    if json is not None:
-        write_aside(json, orjson.dumps(figures.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
+    title = f"{kind} on CPU, 4 samples of 12 turns"
+    show_figures(console, title, figures.to_json(), json, form=".4g")
 
 
 @bench_app.command(epilog="Example: agent-rl bench cache --json cache.json")

@@ -6,11 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import Annotated
 
-import orjson
 import typer
-from rich.table import Table
 
-from agent_rl.store.run_folder import write_aside
+from agent_rl.commands.figures import show_figures
 from agent_rl.terminal import make_console
 
 
@@ -30,12 +28,4 @@ def overlap(
     measured = asyncio.run(
         measure_overlap(loaded, num_steps=steps, num_rounds=rounds, report=console.print)
     )
-    flat = measured.to_json()
-    table = Table(title="the next rollout beside the update", title_justify="left")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    for name, value in flat.items():
-        table.add_row(name, f"{value:,.4g}")
-    console.print(table)
-    if json is not None:
-        write_aside(json, orjson.dumps(flat, option=orjson.OPT_INDENT_2) + b"\n")
+    show_figures(console, "the next rollout beside the update", measured.to_json(), json)

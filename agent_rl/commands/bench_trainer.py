@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import orjson
 import typer
-from rich.table import Table
 
-from agent_rl.store.run_folder import write_aside
+from agent_rl.commands.figures import show_figures
 from agent_rl.terminal import make_console
 
 
@@ -22,11 +20,4 @@ def trainer(
 
     console = make_console()
     flat = measure_trainer(num_rounds=rounds, report=console.print).to_json()
-    table = Table(title="one RL step on one CPU thread", title_justify="left")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    for name, value in flat.items():
-        table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else f"{value}")
-    console.print(table)
-    if json is not None:
-        write_aside(json, orjson.dumps(flat, option=orjson.OPT_INDENT_2) + b"\n")
+    show_figures(console, "one RL step on one CPU thread", flat, json)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent_rl.algorithms import correction_bounds
+from agent_rl.algorithms import correction_bounds, replays_rows
 from agent_rl.config import RunConfig
 from agent_rl.rules.fault import Fault, Rule
 
 
 def _replay(config: RunConfig) -> Iterator[Fault]:
     mode = config.routing.replay
-    if mode in ("r3", "mixed") and not config.engine.capture_routing:
+    if replays_rows(mode) and not config.engine.capture_routing:
         yield (
             "engine.capture_routing",
             f"got false, expected true because routing.replay={mode} replays what the engine "
@@ -24,7 +24,7 @@ def _replay(config: RunConfig) -> Iterator[Fault]:
             "nothing would be recorded",
         )
     weight = config.algorithm.router_consistency_weight
-    if weight > 0 and mode not in ("r3", "mixed"):
+    if weight > 0 and not replays_rows(mode):
         yield (
             "algorithm.router_consistency_weight",
             f"got {weight}, expected 0 because routing.replay={mode} hands the trainer no recorded "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agent_rl.algorithms import replays_rows
 from agent_rl.config import EngineConfig, RunConfig
 from agent_rl.rules.fault import Fault, Rule, untouched
 
@@ -98,7 +99,7 @@ def _sandbox(config: RunConfig) -> Iterator[Fault]:
 
 
 def _overlap(config: RunConfig) -> Iterator[Fault]:
-    replays = config.routing.replay in ("r3", "mixed")
+    replays = replays_rows(config.routing.replay)
     if config.train.overlap_rollout and replays and config.routing.max_staleness < 1:
         yield (
             "routing.max_staleness",

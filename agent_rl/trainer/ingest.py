@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent_rl.algorithms import replays_rows
 from agent_rl.config import RoutingConfig
 from agent_rl.errors import ReplayError, TrainerError
 from agent_rl.trainer.batch import fed_tokens
@@ -34,11 +35,6 @@ class Coverage:
     def missing_fraction(self) -> float:
         """Share of trained tokens that should have had a row and are routed live."""
         return self.trained_missing / max(1, self.trained)
-
-
-def replays_rows(mode: str) -> bool:
-    """Whether a replay mode uses the rows that the rollout recorded."""
-    return mode in ("r3", "mixed")
 
 
 def check_samples(

@@ -19,12 +19,13 @@ from typing import Literal
 import numpy as np
 import torch
 
+from agent_rl.algorithms import replays_rows
 from agent_rl.config import RunConfig
 from agent_rl.errors import TrainerError
 from agent_rl.trainer import collectives, logprobs, parallel
 from agent_rl.trainer.batch import MicroBatch
 from agent_rl.trainer.folders import FolderTensors
-from agent_rl.trainer.ingest import check_samples, replays_rows, verify_samples
+from agent_rl.trainer.ingest import check_samples, verify_samples
 from agent_rl.trainer.losses import LossInputs, TotalLoss
 from agent_rl.trainer.micro_batches import MicroBatcher
 from agent_rl.trainer.model import DTYPES, build_chunks, transformer_config, wrap_model

@@ -50,15 +50,20 @@ _PATH = (
 Row = Mapping[str, object]
 
 
+def is_row_file(source: str) -> bool:
+    """Whether rows of ``source`` are read from a file; else it names a data set."""
+    path = Path(source)
+    return path.suffix in (".json", ".jsonl", ".parquet") or path.exists()
+
+
 def load_rows(source: str, split: str = "train") -> list[Row]:
     """Rows of a ``.json``, ``.jsonl`` or ``.parquet`` file, or of a Hugging Face data set.
 
     A data set's name (``R2E-Gym/R2E-Gym-Lite``) needs the ``datasets`` package and the network.
     Raises TaskError when the source cannot be read as rows.
     """
-    path = Path(source)
-    if path.suffix in (".json", ".jsonl", ".parquet") or path.exists():
-        return _read_file(path)
+    if is_row_file(source):
+        return _read_file(Path(source))
     try:
         from datasets import load_dataset  # pyright: ignore
     except ImportError as error:

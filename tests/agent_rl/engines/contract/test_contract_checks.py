@@ -89,16 +89,21 @@ def test_log_probs_of_other_experts_are_found(reference: Reference) -> None:
         under_test(reference).check(PROMPT, told)
 
 
-def test_a_tie_may_be_decided_either_way_and_is_kept_for_the_next_turn(
-    policies: Policies,
-) -> None:
+def with_tie(policies: Policies) -> tuple[Reference, Row, Row]:
+    """A reference, and two choices of token 9 in layer 0 whose last experts tie."""
     reference = Reference(policies.before)
     usual = own_rows(reference)[9, 0]
     in_set, outside = int(usual[-1]), next(e for e in range(16) if e not in usual)
     gate = next(m for n, m in reference.model.named_modules() if n.endswith("mlp.gate"))
     weight = gate.get_parameter("weight").data
     weight[outside] = weight[in_set]
-    tied = np.where(usual == in_set, outside, usual)
+    return reference, usual, np.where(usual == in_set, outside, usual)
+
+
+def test_a_tie_may_be_decided_either_way_and_is_kept_for_the_next_turn(
+    policies: Policies,
+) -> None:
+    reference, usual, tied = with_tie(policies)
     for row in (usual, tied):
         rows = own_rows(reference, {(9, 0): row})
         test = under_test(reference)
@@ -109,16 +114,8 @@ def test_a_tie_may_be_decided_either_way_and_is_kept_for_the_next_turn(
 def test_a_lost_cache_may_decide_a_tie_anew_and_nothing_else(policies: Policies) -> None:
     """Rows before ``start`` are not in the reply: those of the turn before, or the live ones."""
     start = 15
-    reference = Reference(policies.before)
-    usual = own_rows(reference)[9, 0]
-    in_set, outside = int(usual[-1]), next(e for e in range(16) if e not in usual)
-    gate = next(m for n, m in reference.model.named_modules() if n.endswith("mlp.gate"))
-    weight = gate.get_parameter("weight").data
-    weight[outside] = weight[in_set]
-    one, other = (
-        own_rows(reference, {(9, 0): row})
-        for row in (usual, np.where(usual == in_set, outside, usual))
-    )
+    reference, usual, tied = with_tie(policies)
+    one, other = (own_rows(reference, {(9, 0): row}) for row in (usual, tied))
     live = own_rows(reference, num_live=start)
     assert not np.array_equal(one[start:], other[start:])  # or nothing below would depend on it
     for before, now in ((one, one), (other, other), (one, live), (other, live)):
