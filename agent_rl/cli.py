@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from agent_rl.commands.terminal import make_console
+from agent_rl.config.suggestions import command_line
 from agent_rl.errors import AgentRLError, ConfigError, RolloutError
-from agent_rl.interrupt import Interrupted
-from agent_rl.suggest import command_line
-from agent_rl.terminal import make_console
+from agent_rl.run.interrupt import Interrupted
 
 if TYPE_CHECKING:
     from agent_rl.commands.doctor import CheckNeeds
@@ -198,7 +198,7 @@ def _evaluation_of(source: Path) -> EntryPoint | None:
 
     A file with a section that only training has is ours, with a key too many.
     """
-    from agent_rl.config_io import top_level_keys
+    from agent_rl.config.reading import top_level_keys
 
     sections = set(top_level_keys(source)) if source.is_file() else set[str]()
     if sections & {"policy", "tasks", "train", "trainer"}:

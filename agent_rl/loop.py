@@ -20,20 +20,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from agent_rl.config import RunConfig
-from agent_rl.curriculum import Curriculum
-from agent_rl.dynamic_sampling import Collector, collect_groups
+from agent_rl.config.schema import RunConfig
 from agent_rl.metrics.probe import probe_mismatch
 from agent_rl.metrics.rollout import rollout_metrics
 from agent_rl.protocols import Generator, Trainer
-from agent_rl.rollout_ahead import (
+from agent_rl.rollout.ahead import (
     CancelLater,
     Collected,
     RolloutAhead,
     in_thread,
     release_rows,
 )
-from agent_rl.samples import build_samples
+from agent_rl.rollout.dynamic_sampling import Collector, collect_groups
+from agent_rl.rollout.samples import build_samples
+from agent_rl.tasks.curriculum import Curriculum
 from agent_rl.types import Group, TrainSample
 from envs.base import Task
 from routing_cache import RoutingCache

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from envs.base import Task
-from envs.case_runner import CaseRunner
-from envs.grading import grade
+from envs.grading.case_runner import CaseRunner
+from envs.grading.grade import grade
 from envs.sandbox.choose import choose
 from envs.sandbox.launch import SandboxSpec
 from envs.sandbox.pool import SandboxPool

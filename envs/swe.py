@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from envs.actions.compact_grammar import CompactGrammar
+from envs.actions.grammar import Grammar
+from envs.actions.tools import Invalid, Submitted, ToolBox, ToolLimits, ToolResult
 from envs.base import Observation, Score, Task
-from envs.compact_grammar import CompactGrammar
 from envs.errors import EpisodeError, InfrastructureError, WorkspaceError
-from envs.grading import grade
-from envs.grammar import Grammar
-from envs.patch import diff_trees
-from envs.testing import SuiteRunner
-from envs.tools import Invalid, Submitted, ToolBox, ToolLimits, ToolResult
+from envs.grading.grade import grade
+from envs.grading.suite import SuiteRunner
+from envs.patches.diff import diff_trees
 from envs.workspace import StartSandbox, Workspace
 
 

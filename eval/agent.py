@@ -17,7 +17,7 @@ from agent_rl.types import Status
 from agent_rl.view.record import EpisodeRecord, TurnRecord
 from envs.actions import Prompts
 from envs.base import Env
-from envs.git_patch import ExtractedPatch
+from envs.patches.git_patch import ExtractedPatch
 from eval.config import AgentLoopConfig
 from eval.errors import ContextFullError, ModelError
 from eval.models.base import ChatModel, ChatReply, Message

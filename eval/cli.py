@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from agent_rl.findings import Check
-from agent_rl.terminal import make_console
+from agent_rl.commands.terminal import make_console
+from agent_rl.doctor.check import Check
 from eval.config import SuiteConfig, load_suite
 from eval.show import print_report
 from eval.suite import Finished, grade_elsewhere, report_only, run_suite, write_gold

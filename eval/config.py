@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from agent_rl.config_io import read_config
+from agent_rl.config.reading import read_config
 from envs.actions import FORMATS, TOOL_SETS, load_prompts
 from envs.errors import TaskError
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agent_rl.config_io import load_config
-from agent_rl.doctor import check_folder
-from agent_rl.doctor_images import check_data_set
-from agent_rl.doctor_needs import check_policy
-from agent_rl.engines.server_doctor import check_servers
+from agent_rl.config.reading import load_config
+from agent_rl.doctor.check import Check, counted
+from agent_rl.doctor.checks import check_folder
+from agent_rl.doctor.image_checks import check_data_set
+from agent_rl.doctor.needs import check_policy
+from agent_rl.doctor.server_checks import check_servers
 from agent_rl.errors import ConfigError
-from agent_rl.findings import Check, counted
 from envs.errors import InfrastructureError, TaskError
 from envs.sandbox.docker.docker_py import DockerPyEngine
 from envs.tasks.r2e_gym import is_row_file

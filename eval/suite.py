@@ -140,9 +140,9 @@ def make_model(config: ModelConfig, stop: Sequence[str] = (), system_prompt: str
 
 
 def _engine_model(config: ModelConfig, system_prompt: str) -> ChatModel:
-    from agent_rl.assemble import ENGINES, RENDERERS
-    from agent_rl.config_io import load_config
-    from agent_rl.policies import policy_folder
+    from agent_rl.config.reading import load_config
+    from agent_rl.model.policies import policy_folder
+    from agent_rl.run.parts import ENGINES, RENDERERS
 
     run = load_config(config.engine)
     policy = policy_folder(run.policy.path)

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from agent_rl.suggest import command_line
-from agent_rl.terminal import make_console
+from agent_rl.commands.terminal import make_console
+from agent_rl.config.suggestions import command_line
 from envs.images.environments import ImageSettings
 from envs.tasks.from_repository import (
     ImageReport,

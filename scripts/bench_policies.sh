@@ -14,5 +14,5 @@ for name in "${names[@]}"; do
     .venv/bin/agent-rl train configs/repair_tiny.yaml policy.path="$work/start/$name" \
         name="$name" run_root="$work/runs" train.steps=40 algorithm.groups_per_step=16 \
         eval.num_tasks=96
-    .venv/bin/python -m agent_rl.warmstart.export "$work/runs/$name" "agent_rl/assets/$name"
+    .venv/bin/python -m agent_rl.run.warmstart.export "$work/runs/$name" "agent_rl/assets/$name"
 done

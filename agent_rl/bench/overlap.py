@@ -12,10 +12,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agent_rl.assemble import assemble
 from agent_rl.bench.trainer import Ratio
-from agent_rl.config import RunConfig
+from agent_rl.config.schema import RunConfig
 from agent_rl.loop import train_steps
+from agent_rl.run.parts import assemble
 from agent_rl.types import Group
 
 Report = Callable[[str], None]

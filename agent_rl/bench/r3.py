@@ -23,13 +23,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_rl.algorithms import CORRECTION_BOUNDS
-from agent_rl.assemble import Rollout, assemble_rollout
+from agent_rl.bench.recording import RecordingGenerator
 from agent_rl.bench.router_watch import used_sets
-from agent_rl.config import EngineConfig, RunConfig
-from agent_rl.engines.recording import RecordingGenerator
-from agent_rl.environments import load_tasks
+from agent_rl.config.objective import CORRECTION_BOUNDS
+from agent_rl.config.schema import EngineConfig, RunConfig
 from agent_rl.metrics.mismatch import exact_kl, f_tau, flip_rate, k3, tokens_with_flip
+from agent_rl.run.parts import Rollout, assemble_rollout
+from agent_rl.tasks.kinds import load_tasks
 from agent_rl.trainer.megatron import MegatronTrainer
 from agent_rl.trainer.scores import SampleScore
 from agent_rl.types import Floats, TrainSample, Trajectory

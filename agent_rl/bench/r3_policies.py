@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 
 from agent_rl.bench.r3 import Measurement, Played, measure, to_json
 from agent_rl.bench.r3_update import UpdateRows, measure_update
-from agent_rl.config import AgentConfig, PolicyConfig, RunConfig
-from agent_rl.policies import policy_folder
+from agent_rl.config.schema import AgentConfig, PolicyConfig, RunConfig
+from agent_rl.model.policies import policy_folder
 
 JUDGED, CONTROL = "moe32", "dense"
 _LOW = ("bfloat16", "fp8_simulated")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from agent_rl.bench.r3 import Played
 from agent_rl.bench.router_watch import used_sets
-from agent_rl.config import RunConfig
+from agent_rl.config.schema import RunConfig
 from agent_rl.metrics.mismatch import exact_kl, flip_rate
 from agent_rl.trainer.megatron import MegatronTrainer
 from agent_rl.trainer.scores import SampleScore

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent_rl.trainer.assignment import plan_micro_batches
 from agent_rl.trainer.batch import fed_tokens, lay_out
-from agent_rl.trainer.plan import plan_micro_batches
 from agent_rl.types import TrainSample
 from routing_cache import ArrayRows, RowLayout
 

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from transformers.utils import logging as hf_logging
 
-from agent_rl.algorithms import objective
 from agent_rl.bench.row_bytes import ALIGNMENT, RowBytes, measure_row_bytes
 from agent_rl.bench.transformers_step import EXPERTS, TransformersStep
-from agent_rl.config import (
+from agent_rl.config.objective import objective
+from agent_rl.config.schema import (
     AgentConfig,
     AlgorithmConfig,
     OptimConfig,
@@ -31,13 +31,13 @@ from agent_rl.config import (
     RunConfig,
     TrainerConfig,
 )
-from agent_rl.engines.random_policy import write_random_policy
+from agent_rl.model.random_policy import write_random_policy
+from agent_rl.model.shape import ModelShape
+from agent_rl.run.warmstart.train import TinyMoEShape
+from agent_rl.trainer.assignment import plan_micro_batches
 from agent_rl.trainer.batch import MicroBatch, fed_tokens, lay_out
 from agent_rl.trainer.megatron import MegatronTrainer
-from agent_rl.trainer.plan import plan_micro_batches
-from agent_rl.trainer.shape import ModelShape
 from agent_rl.types import TrainSample
-from agent_rl.warmstart.train import TinyMoEShape
 from routing_cache import ArrayRows
 
 SHAPE = TinyMoEShape(

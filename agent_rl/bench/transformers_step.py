@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen3MoeForCausalLM
 
-from agent_rl.config import RunConfig
+from agent_rl.config.schema import RunConfig
 from agent_rl.trainer.batch import MicroBatch
 
 EXPERTS = ("grouped_mm", "eager")  # batched_mm gathers weights per token: far slower in training

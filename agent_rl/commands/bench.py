@@ -12,7 +12,7 @@ from agent_rl.commands.bench_overlap import overlap
 from agent_rl.commands.bench_r3 import r3
 from agent_rl.commands.bench_trainer import trainer
 from agent_rl.commands.figures import show_figures
-from agent_rl.terminal import make_console
+from agent_rl.commands.terminal import make_console
 
 bench_app = typer.Typer(help="Measurements, as ratios inside one run.", no_args_is_help=True)
 bench_app.command(
@@ -38,8 +38,8 @@ def engine(
     import tempfile
 
     from agent_rl.bench.engine import measure as measure_engine
-    from agent_rl.engines.random_policy import write_random_policy
-    from agent_rl.warmstart.train import TinyMoEShape
+    from agent_rl.model.random_policy import write_random_policy
+    from agent_rl.run.warmstart.train import TinyMoEShape
 
     if kind not in ("sglang", "vllm"):
         raise typer.BadParameter(f"got {kind!r}, expected sglang or vllm", param_hint="--kind")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from agent_rl.commands.figures import show_figures
-from agent_rl.terminal import make_console
+from agent_rl.commands.terminal import make_console
 
 
 def overlap(
@@ -21,7 +21,7 @@ def overlap(
 ) -> None:
     """A step with train.overlap_rollout against one without, from the same weights."""
     from agent_rl.bench.overlap import measure_overlap
-    from agent_rl.config_io import load_config
+    from agent_rl.config.reading import load_config
 
     console = make_console()
     loaded = load_config(config, overrides or [])

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from agent_rl.commands.source import open_source
+from agent_rl.commands.terminal import make_console
 from agent_rl.store.run_folder import write_aside
-from agent_rl.terminal import make_console
 
 if TYPE_CHECKING:
     from agent_rl.bench.r3 import Measurement, MismatchRow

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from agent_rl.commands.figures import show_figures
-from agent_rl.terminal import make_console
+from agent_rl.commands.terminal import make_console
 
 
 def trainer(

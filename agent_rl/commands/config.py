@@ -6,9 +6,9 @@ import difflib
 
 from rich.table import Table
 
+from agent_rl.commands.terminal import make_console
+from agent_rl.config.key_pages import Key, reference_page, sections
 from agent_rl.errors import ConfigError
-from agent_rl.reference import Key, reference_page, sections
-from agent_rl.terminal import make_console
 
 
 def config_command(prefix: str | None, markdown: bool) -> None:

@@ -10,10 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from agent_rl.config_io import load_config, top_level_keys
-from agent_rl.doctor import check_config, check_machine
-from agent_rl.findings import Check
-from agent_rl.terminal import make_console
+from agent_rl.commands.terminal import make_console
+from agent_rl.config.reading import load_config, top_level_keys
+from agent_rl.doctor.check import Check
+from agent_rl.doctor.checks import check_config, check_machine
 
 CheckNeeds = Callable[[Path, Sequence[str]], list[Check]]  # configuration, overrides
 _COLOURS = {"ok": "green", "warning": "yellow", "missing": "red"}
@@ -65,7 +65,7 @@ def gpu_doctor_command(*, has_device: bool | None = None) -> None:
             style="red",
         )
         sys.exit(1)
-    from agent_rl.trainer.self_check import check_trainer
+    from agent_rl.doctor.trainer_check import check_trainer
 
     with console.status("checking the trainer") as status:
         checks = check_trainer(report=lambda text: status.update(escape(text)))

@@ -9,15 +9,15 @@ from pathlib import Path
 import orjson
 from rich.console import Console
 
-from agent_rl.assemble import assemble_rollout
 from agent_rl.commands.source import PolicySource, open_source
-from agent_rl.environments import load_tasks
-from agent_rl.evaluate import evaluate
-from agent_rl.interrupt import run_interruptible
+from agent_rl.commands.terminal import make_console
 from agent_rl.metrics.display import make_display
 from agent_rl.metrics.summary import Evaluation, evaluation_table
+from agent_rl.run.evaluation import evaluate
+from agent_rl.run.interrupt import run_interruptible
+from agent_rl.run.parts import assemble_rollout
 from agent_rl.store.run_folder import write_aside
-from agent_rl.terminal import make_console
+from agent_rl.tasks.kinds import load_tasks
 
 
 def evaluate_command(

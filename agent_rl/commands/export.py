@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent_rl.commands.source import from_checkpoint
+from agent_rl.commands.terminal import make_console
 from agent_rl.errors import ConfigError
-from agent_rl.terminal import make_console
 
 DTYPES = ("float32", "bfloat16")
 

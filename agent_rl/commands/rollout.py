@@ -11,13 +11,13 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from agent_rl.assemble import Rollout, assemble_rollout
 from agent_rl.commands.source import PolicySource, open_source
-from agent_rl.environments import load_tasks
+from agent_rl.commands.terminal import make_console
 from agent_rl.errors import ConfigError
-from agent_rl.interrupt import run_interruptible
 from agent_rl.rollout.agent import run_trajectory
-from agent_rl.terminal import make_console
+from agent_rl.run.interrupt import run_interruptible
+from agent_rl.run.parts import Rollout, assemble_rollout
+from agent_rl.tasks.kinds import load_tasks
 from agent_rl.types import Trajectory
 from envs.base import Task
 from envs.tasks.write_repository import write_repository

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_rl.config import RunConfig
-from agent_rl.config_io import load_resolved
+from agent_rl.commands.terminal import make_console
+from agent_rl.config.reading import load_resolved
+from agent_rl.config.schema import RunConfig
 from agent_rl.errors import ConfigError
-from agent_rl.policies import policy_folder
+from agent_rl.model.policies import policy_folder
 from agent_rl.store.run_folder import RunFolderError
-from agent_rl.terminal import make_console
 from agent_rl.view.run_pages import Decode, steps_with_trajectories, write_run_pages
 
 

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from agent_rl.config import RunConfig
-from agent_rl.config_io import load_config
+from agent_rl.config.reading import load_config
+from agent_rl.config.schema import RunConfig
 from agent_rl.errors import CheckpointError, ConfigError
-from agent_rl.policies import policy_folder
+from agent_rl.model.policies import policy_folder
 from agent_rl.trainer.checkpoint import MANIFEST, CheckpointStore, damage
 from agent_rl.trainer.checkpoint_reading import CheckpointGoneError, held
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import orjson
 import typer
 
+from agent_rl.commands.terminal import make_console
 from agent_rl.store.run_folder import write_aside
-from agent_rl.terminal import make_console
 
 if TYPE_CHECKING:
     from agent_rl.study.outcome import Outcome

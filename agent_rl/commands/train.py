@@ -12,13 +12,15 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from agent_rl.config import RunConfig
-from agent_rl.config_io import dump_config, load_config
+from agent_rl.commands.terminal import make_console
+from agent_rl.config.reading import dump_config, load_config
+from agent_rl.config.schema import RunConfig
+from agent_rl.config.suggestions import command_line
 from agent_rl.errors import ConfigError
-from agent_rl.interrupt import Interrupted, run_interruptible
 from agent_rl.metrics.display import clock, make_display
 from agent_rl.metrics.summary import Summary
-from agent_rl.resume import MAY_CHANGE
+from agent_rl.run.interrupt import Interrupted, run_interruptible
+from agent_rl.run.resume import MAY_CHANGE
 from agent_rl.store.run_folder import (
     RunExistsError,
     RunFolder,
@@ -26,8 +28,6 @@ from agent_rl.store.run_folder import (
     read_metrics,
     write_aside,
 )
-from agent_rl.suggest import command_line
-from agent_rl.terminal import make_console
 from agent_rl.trainer.checkpoint import NO_ROOM, CheckpointStore
 
 _LIVE_ALONE = "  of a few samples, live routers"  # where the engine's rows are not known
@@ -56,7 +56,7 @@ def train_command(config_path: Path | None, overrides: Sequence[str], resume: Pa
         )
         _show(console, finished, folder)
         return
-    from agent_rl.training import run_training
+    from agent_rl.run.training_run import run_training
 
     try:
         with _disk_full_as_error(folder.path), make_display(console) as display:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from agent_rl.commands.terminal import make_console
+from agent_rl.config.suggestions import command_line
 from agent_rl.errors import ConfigError
-from agent_rl.suggest import command_line
-from agent_rl.terminal import make_console
 
 
 def warmstart_command(folder: Path, recipe: str, seed: int | None, num_demos: int | None) -> None:
     """Train a starting policy and say how to measure it."""
-    from agent_rl.warmstart.recipes import RECIPES
-    from agent_rl.warmstart.run import warmstart
+    from agent_rl.run.warmstart.recipes import RECIPES
+    from agent_rl.run.warmstart.run import warmstart
 
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError([f"warmstart: got {folder}, which is not empty; expected a new folder"])

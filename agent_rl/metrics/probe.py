@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agent_rl.config import RunConfig
+from agent_rl.config.schema import RunConfig
 from agent_rl.metrics.mismatch import abs_gap, f_taus, flips, k3
 from agent_rl.protocols import Scored, Trainer
 from agent_rl.types import Floats, TrainSample

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from agent_rl.samples import has_signal
+from agent_rl.rollout.samples import has_signal
 from agent_rl.types import Group, Status, Trajectory
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from agent_rl.config import AgentConfig
+from agent_rl.config.schema import AgentConfig
 from agent_rl.protocols import Generator
 from agent_rl.rollout.chat import Renderer, closing
 from agent_rl.rollout.replies import check_completion, check_overlap

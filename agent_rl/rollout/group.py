@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
-from agent_rl.config import AgentConfig, RolloutConfig
+from agent_rl.config.schema import AgentConfig, RolloutConfig
 from agent_rl.errors import ConfigError, RolloutError
 from agent_rl.protocols import Generator
 from agent_rl.rollout.agent import run_trajectory

@@ -13,10 +13,10 @@ from typing import Any
 
 import orjson
 
-from agent_rl.config import RunConfig
-from agent_rl.config_io import dump_config, load_resolved
+from agent_rl.config.reading import dump_config, load_resolved
+from agent_rl.config.schema import RunConfig
+from agent_rl.config.suggestions import command_line
 from agent_rl.errors import AgentRLError
-from agent_rl.suggest import command_line
 
 
 class RunFolderError(AgentRLError):

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Literal, get_args
 
-from agent_rl.config import (
+from agent_rl.config.schema import (
     AgentConfig,
     AlgorithmConfig,
     EngineConfig,

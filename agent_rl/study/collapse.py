@@ -64,7 +64,7 @@ def outcomes(folder: Path, matrix: Matrix) -> list[Outcome]:
 
 def train_cell(cell: Cell, setting: Setting, folder: Path) -> None:
     """Run one cell to its end; a loss or gradient that is not finite is its outcome."""
-    from agent_rl.training import run_training
+    from agent_rl.run.training_run import run_training
 
     config = cell.config(setting, folder)
     path = folder / cell.name

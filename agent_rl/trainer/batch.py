@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from agent_rl.algorithms import Reduction
+from agent_rl.config.objective import Reduction
 from agent_rl.errors import ReplayError
 from agent_rl.trainer.grid import Grid, Part, packed_grid, padded_grid
 from agent_rl.trainer.router_replay import ReplayTable

@@ -13,9 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.model.folders import INDEX, SIDE_FILES
 from agent_rl.trainer.checkpoint import sync
 from agent_rl.trainer.checkpoint_reading import unmoved
-from agent_rl.trainer.folders import INDEX, SIDE_FILES
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent_rl.algorithms import replays_rows
-from agent_rl.config import RoutingConfig
+from agent_rl.config.objective import replays_rows
+from agent_rl.config.schema import RoutingConfig
 from agent_rl.errors import ReplayError, TrainerError
 from agent_rl.trainer.batch import fed_tokens
 from agent_rl.types import TrainSample

@@ -19,12 +19,13 @@ from typing import Literal
 import numpy as np
 import torch
 
-from agent_rl.algorithms import replays_rows
-from agent_rl.config import RunConfig
+from agent_rl.config.objective import replays_rows
+from agent_rl.config.schema import RunConfig
 from agent_rl.errors import TrainerError
+from agent_rl.model.folders import FolderTensors
+from agent_rl.model.shape import ModelShape
 from agent_rl.trainer import collectives, logprobs, parallel
 from agent_rl.trainer.batch import MicroBatch
-from agent_rl.trainer.folders import FolderTensors
 from agent_rl.trainer.ingest import check_samples, verify_samples
 from agent_rl.trainer.losses import LossInputs, TotalLoss
 from agent_rl.trainer.micro_batches import MicroBatcher
@@ -32,7 +33,7 @@ from agent_rl.trainer.model import DTYPES, build_chunks, transformer_config, wra
 from agent_rl.trainer.optimizer import PolicyOptimizer
 from agent_rl.trainer.param_maps import param_maps
 from agent_rl.trainer.pipeline import Pipeline, ScheduleLoss
-from agent_rl.trainer.reference import ReferencePolicy
+from agent_rl.trainer.reference_policy import ReferencePolicy
 from agent_rl.trainer.router_replay import RouterReplay
 from agent_rl.trainer.scores import (
     RoutedTokens,
@@ -42,7 +43,6 @@ from agent_rl.trainer.scores import (
     routed_tokens,
     scored_tokens,
 )
-from agent_rl.trainer.shape import ModelShape
 from agent_rl.trainer.sharded import load_trainer, open_trainer, save_trainer
 from agent_rl.trainer.step_metrics import StepTotals
 from agent_rl.trainer.weights import export_weights, load_weights

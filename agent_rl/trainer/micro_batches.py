@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_rl.algorithms import Reduction
-from agent_rl.config import TrainerConfig
+from agent_rl.config.objective import Reduction
+from agent_rl.config.schema import TrainerConfig
 from agent_rl.trainer import parallel
+from agent_rl.trainer.assignment import Plan, needs_equal_shapes, plan_micro_batches
 from agent_rl.trainer.batch import MicroBatch, fed_tokens, lay_out
 from agent_rl.trainer.grid import Part, packed_grid, padded_grid
-from agent_rl.trainer.plan import Plan, needs_equal_shapes, plan_micro_batches
 from agent_rl.types import TrainSample
 from routing_cache import RowLayout
 

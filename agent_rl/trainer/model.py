@@ -7,11 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from agent_rl.config import TrainerConfig
+from agent_rl.config.schema import TrainerConfig
+from agent_rl.model.shape import ModelShape
 from agent_rl.trainer import cpu_backend
+from agent_rl.trainer.assignment import needs_equal_shapes
 from agent_rl.trainer.layer_spec import block_spec, implementation
-from agent_rl.trainer.plan import needs_equal_shapes
-from agent_rl.trainer.shape import ModelShape
 
 # isort: split
 from megatron.core import parallel_state

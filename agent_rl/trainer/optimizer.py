@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from agent_rl.config import OptimConfig
+from agent_rl.config.schema import OptimConfig
 from agent_rl.trainer import cpu_backend
 from agent_rl.trainer.optimizer_state import MASTER, MOMENTS, set_num_steps, states_of
 from agent_rl.trainer.weights import ParamMap

@@ -8,7 +8,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from agent_rl.config import TrainerConfig
+from agent_rl.config.schema import TrainerConfig
 from agent_rl.errors import ConfigError
 from agent_rl.trainer import cpu_backend
 from agent_rl.trainer.grid import Part

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from agent_rl.errors import ConfigError
+from agent_rl.model.shape import ModelShape
 from agent_rl.trainer import cpu_backend  # noqa: F401  # before megatron: quiet import
-from agent_rl.trainer.shape import ModelShape
 from agent_rl.trainer.weights import Group, ParamMap, Parts
 
 # isort: split

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_rl.config import RunConfig, TasksConfig
-from agent_rl.environments import Environments, TaskSets
+from agent_rl.tasks import Environments, TaskSets
 from envs.base import Env, Observation, Score, Task
 
 WORD = "view"  # of the policy's vocabulary

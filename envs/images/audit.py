@@ -1,8 +1,9 @@
 """What a source patch must not do: change the judge, stand in for its modules, look at the test.
 
 Tests of a real repository run in one process with the code they judge, so code that wants to can
-find the runner, the expected values and the report. The control run (``envs.control``) catches code
-that forges outcomes; this catches, by name, the means it would need, and says so in the score.
+find the runner, the expected values and the report. The control run (``envs.grading.control``)
+catches code that forges outcomes; this catches, by name, the means it would need, and says so in
+the score.
 """
 
 from __future__ import annotations

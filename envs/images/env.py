@@ -11,11 +11,11 @@ from envs.actions.base import ActionFormat, CallError, ToolCall, ToolSpec
 from envs.actions.observation import unicode_only
 from envs.base import Observation, Score
 from envs.errors import EpisodeError, PatchError
-from envs.git_patch import ExtractedPatch, PatchLimits, extract_patch
 from envs.images.grading import ImageGrader, Validation
 from envs.images.prepare import ImagePreparer, PreparedImage
 from envs.images.task import ImageTask
 from envs.images.tools import ImageTools, ToolSettings
+from envs.patches.git_patch import ExtractedPatch, PatchLimits, extract_patch
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.options import DockerOptions
 from envs.sandbox.docker.sandbox import DockerSandbox

@@ -14,9 +14,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from envs import control
 from envs.base import ExecResult, Score
 from envs.errors import InfrastructureError, PatchError, TaskError, TaskTimeoutError
+from envs.grading import control
 from envs.images import audit, outcomes, report_plugin
 from envs.images.sections import Section, split_patch
 from envs.images.task import ImageTask, TestPlan

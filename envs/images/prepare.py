@@ -13,9 +13,9 @@ import threading
 from dataclasses import dataclass
 
 from envs.errors import TaskError
-from envs.git_history import hide_future
-from envs.git_patch import Baseline, take_baseline
 from envs.images.task import ImageTask
+from envs.patches.git_history import hide_future
+from envs.patches.git_patch import Baseline, take_baseline
 from envs.sandbox.docker.engine import Engine
 from envs.sandbox.docker.errors import DockerError, ImageMissingError
 from envs.sandbox.docker.host import DockerHost

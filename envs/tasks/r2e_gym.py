@@ -17,7 +17,7 @@ from envs.errors import TaskError
 from envs.images.env import issue_text
 from envs.images.outcomes import normal_expected
 from envs.images.task import IMAGE_PROTECTED, ImageTask, TestPlan
-from envs.patch import diff_trees
+from envs.patches.diff import diff_trees
 from envs.paths import is_protected
 
 REPOSITORY = "/testbed"

@@ -18,7 +18,7 @@ from typing import Literal, cast
 from envs.base import Sandbox
 from envs.errors import TaskError
 from envs.images.task import IMAGE_PROTECTED, ImageTask, TestPlan
-from envs.patch_apply import touched_paths
+from envs.patches.apply import touched_paths
 from envs.tasks.r2e_gym import load_rows as _load_any_rows
 
 REPOSITORY = "/testbed"

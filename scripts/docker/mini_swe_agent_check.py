@@ -19,9 +19,9 @@ from minisweagent.models.test_models import DeterministicModel, make_output  # n
 from r2e_specimens import CALC, SMALL, make_image, make_row  # noqa: E402
 
 from envs.adapters.mini_swe_agent import SUBMIT_LINE, MiniSweEnvironment  # noqa: E402
-from envs.git_patch import extract_patch  # noqa: E402
 from envs.images.grading import ImageGrader  # noqa: E402
 from envs.images.prepare import ImagePreparer  # noqa: E402
+from envs.patches.git_patch import extract_patch  # noqa: E402
 from envs.sandbox.docker.docker_py import DockerPyEngine  # noqa: E402
 from envs.sandbox.docker.host import DockerHost  # noqa: E402
 from envs.sandbox.docker.sandbox import DockerSandbox  # noqa: E402

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from envs.case_runner import CaseRunner
+from envs.grading.case_runner import CaseRunner
 from envs.sandbox.choose import choose
 from envs.sandbox.launch import SandboxSpec
 from envs.sandbox.pool import SandboxPool

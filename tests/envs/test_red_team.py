@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import pytest
 from affine_repo import FIXED, affine_task
 
-from envs.action_grammar import ActionGrammar
 from envs.actions import BashBlock
-from envs.case_runner import CaseRunner
-from envs.grading import grade
-from envs.patch import diff_trees
+from envs.actions.action_grammar import ActionGrammar
+from envs.grading.case_runner import CaseRunner
+from envs.grading.grade import grade
+from envs.patches.diff import diff_trees
 from envs.sandbox.choose import choose
 from envs.sandbox.launch import SandboxSpec
 from envs.sandbox.pool import SandboxPool

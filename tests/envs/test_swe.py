@@ -7,12 +7,12 @@ import random
 import pytest
 from affine_repo import FIXED, affine_task
 
-from envs.action_grammar import TOOL_SPECS, ActionGrammar
 from envs.actions import HermesJson
+from envs.actions.action_grammar import TOOL_SPECS, ActionGrammar
 from envs.base import Env
-from envs.case_runner import CaseRunner
 from envs.errors import EpisodeError, InfrastructureError
-from envs.patch_apply import apply_patch
+from envs.grading.case_runner import CaseRunner
+from envs.patches.apply import apply_patch
 from envs.sandbox.launch import SandboxSpec
 from envs.sandbox.pool import SandboxPool
 from envs.sandbox.sandbox import WorkerSandbox

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from envs.patch import diff_trees
+from envs.patches.diff import diff_trees
 from envs.tasks.from_repository.rows import commit_tree
 
 IMAGE_BASE = os.environ.get("AGENT_RL_BASE_IMAGE", "agent-rl/base:py")

@@ -10,7 +10,7 @@ from rich.console import Console
 from typer import Typer
 from typer.testing import CliRunner
 
-from agent_rl.config_io import load_config
+from agent_rl.config.reading import load_config
 from agent_rl.errors import ConfigError
 from envs.errors import TaskError
 from envs.tasks.from_repository import MakeReport

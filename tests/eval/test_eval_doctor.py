@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from eval_rows import make_row
 
-from agent_rl.findings import Check
+from agent_rl.doctor.check import Check
 from envs.tasks.swebench import SweBenchRow
 from eval.config import ContainerConfig, DatasetConfig, GradingConfig, ModelConfig, SuiteConfig
 from eval.doctor import check_needs

@@ -13,8 +13,8 @@ from typing import Literal
 import pytest
 from swe_specimens import IMAGE_BASE
 
-from agent_rl.config import ImagesConfig, RunConfig, TasksConfig
-from agent_rl.image_environments import ROWS, open_image_environments
+from agent_rl.config.schema import ImagesConfig, RunConfig, TasksConfig
+from agent_rl.tasks.images import ROWS, open_environments
 from envs.base import Score
 from envs.images.environments import ImageSettings
 from envs.images.grading import ImageGrader
@@ -155,7 +155,7 @@ def test_their_rows_can_be_trained_on(
 ) -> None:
     """What ``agent-rl train`` does with a file of rows, up to the reward."""
     rows = made / f"{kind}.jsonl"
-    environments = open_image_environments(image_config(kind, rows, tmp_path))
+    environments = open_environments(image_config(kind, rows, tmp_path))
     try:
         (task,) = environments.admit(ROWS[kind](str(rows), "train"))
         for text, reward in ((FIXED, 1.0), (BROKEN.replace(b"low", b"lo"), 0.0)):

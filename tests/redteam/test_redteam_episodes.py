@@ -16,12 +16,12 @@ from redteam_report import Attempt
 
 from envs.actions import R2E_TOOLS, R2EXml, ToolCall
 from envs.base import Sandbox
-from envs.git_history import hide_future
-from envs.git_patch import extract_patch, take_baseline
 from envs.images.env import ImageEnv, ImageEnvParts
 from envs.images.grading import ImageGrader, Validation
 from envs.images.prepare import ImagePreparer
 from envs.images.task import ImageTask
+from envs.patches.git_history import hide_future
+from envs.patches.git_patch import extract_patch, take_baseline
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.sandbox import DockerSandbox
 from envs.sandbox.launch import SandboxSpec

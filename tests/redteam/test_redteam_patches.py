@@ -11,13 +11,13 @@ from r2e_specimens import CALC, SMALL, make_image, make_row
 from redteam_report import Attempt
 
 from envs.base import Score, Task
-from envs.control import turn_wrong
-from envs.controlled_runner import ControlledRunner
-from envs.grading import grade
+from envs.grading.control import turn_wrong
+from envs.grading.controlled_runner import ControlledRunner
+from envs.grading.grade import grade
+from envs.grading.pytest_runner import PytestRunner
 from envs.images.grading import ImageGrader, Validation
 from envs.images.task import IMAGE_PROTECTED, ImageTask
-from envs.patch import diff_trees
-from envs.pytest_runner import PytestRunner
+from envs.patches.diff import diff_trees
 from envs.sandbox.choose import choose
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.launch import SandboxSpec

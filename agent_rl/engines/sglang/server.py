@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from agent_rl.engines.http_transport import HttpReply, HttpTransport, RefusedError, replies_of
-from agent_rl.engines.server import ServerFacts, ServerReply
+from agent_rl.engines.http.inference_server import ServerFacts, ServerReply
+from agent_rl.engines.http.transport import HttpReply, HttpTransport, RefusedError, replies_of
 from agent_rl.engines.sglang.flags import find_hazards
 from agent_rl.errors import EngineError, EngineReplyError
 from agent_rl.protocols import Weights

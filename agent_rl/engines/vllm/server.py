@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from agent_rl.engines.http_transport import HttpReply, HttpTransport, replies_of
-from agent_rl.engines.server import ServerFacts, ServerReply
+from agent_rl.engines.http.inference_server import ServerFacts, ServerReply
+from agent_rl.engines.http.transport import HttpReply, HttpTransport, replies_of
 from agent_rl.engines.vllm.flags import find_hazards
 from agent_rl.errors import EngineError, EngineReplyError
 from agent_rl.protocols import Weights

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from agent_rl.algorithms import Objective
+from agent_rl.config.objective import Objective
 
 # Beyond e^20 a ratio says only that the policies have nothing in common: it is held there, without
 # a gradient, so that no token's overflow turns the clipped or masked gradients beside it to NaN.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from agent_rl.algorithms import Objective
+from agent_rl.config.objective import Objective
 from agent_rl.trainer.losses.base import LossInputs, LossOutput, ratio_of
 
 
@@ -13,8 +13,8 @@ def clipped_surrogate(inputs: LossInputs, objective: Objective) -> LossOutput:
 
     PPO's surrogate (arXiv 1707.06347, eq. 7) with the two bounds apart (arXiv 2503.14476, eq. 8).
     GRPO (arXiv 2402.03300, eq. 3), Dr. GRPO (arXiv 2503.20783, 3.2) and DAPO share it: they differ
-    in advantage and normaliser, which ``agent_rl.algorithms`` names. GRPO's paper gives no value
-    for the bound; Dr. GRPO's is 0.2 on both sides, DAPO's 0.2 and 0.28 (its 4.1).
+    in advantage and normaliser, which ``agent_rl.config.objective`` names. GRPO's paper gives no
+    value for the bound; Dr. GRPO's is 0.2 on both sides, DAPO's 0.2 and 0.28 (its 4.1).
 
     No dual clip (arXiv 1912.09729): a token of negative advantage whose ratio grew is unbounded
     here as in those papers, slime and TRL, where verl by default holds its loss at 3 |A|.

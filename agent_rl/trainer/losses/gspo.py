@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_rl.algorithms import Objective
+from agent_rl.config.objective import Objective
 from agent_rl.trainer.losses.base import LossInputs, LossOutput, ratio_of
 from agent_rl.trainer.losses.clipped import bounded_surrogate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from agent_rl.algorithms import Objective
+from agent_rl.config.objective import Objective
 from agent_rl.trainer.losses.base import LossInputs, LossOutput
 
 

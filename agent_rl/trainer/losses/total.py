@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent_rl.algorithms import Objective, correction_bounds, objective
-from agent_rl.config import AlgorithmConfig
+from agent_rl.config.objective import Objective, correction_bounds, objective
+from agent_rl.config.schema import AlgorithmConfig
 from agent_rl.trainer.losses.base import Loss, LossInputs, LossOutput
 from agent_rl.trainer.losses.cispo import clipped_weight
 from agent_rl.trainer.losses.clipped import clipped_surrogate
@@ -14,8 +14,8 @@ from agent_rl.trainer.losses.gspo import sequence_ratio
 from agent_rl.trainer.losses.likelihood import weighted_likelihood
 from agent_rl.trainer.losses.reference_kl import k3_to_reference
 
-# Another policy loss is a file, an entry here, its defaults in ``agent_rl.algorithms`` and its name
-# in ``config.AlgorithmConfig``; the tests of losses then want a float64 reference of it.
+# Another policy loss is a file, an entry here, its defaults in ``agent_rl.config.objective`` and
+# its name in ``AlgorithmConfig``; the tests of losses then want a float64 reference of it.
 LOSSES: dict[str, Loss] = {
     "grpo": Loss(clipped_surrogate, needs_old=True),
     "dr_grpo": Loss(clipped_surrogate, needs_old=True),

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from agent_rl.errors import CheckpointError
-from agent_rl.trainer.folders import FolderTensors
+from agent_rl.model.folders import FolderTensors
+from agent_rl.model.shape import ModelShape
 from agent_rl.trainer.optimizer import PolicyOptimizer
-from agent_rl.trainer.shape import ModelShape
 from agent_rl.trainer.sharded.save import POSITION, SLICES, STATE_FOLDER, Position
 from agent_rl.trainer.weights import ParamMap, load_weights
 

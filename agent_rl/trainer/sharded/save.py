@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from agent_rl.trainer.folders import INDEX, SIDE_FILES, folder_tensors
+from agent_rl.model.folders import INDEX, SIDE_FILES, folder_tensors
+from agent_rl.model.shape import HFNames
 from agent_rl.trainer.optimizer import PolicyOptimizer
-from agent_rl.trainer.shape import HFNames
 from agent_rl.trainer.sharded.files import RankFiles
 from agent_rl.trainer.sharded.owners import Owners
 from agent_rl.trainer.weights import ParamMap

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from agent_rl.config import RunConfig
+from agent_rl.config.schema import RunConfig
 from agent_rl.errors import AgentRLError, TrainerError
 from agent_rl.protocols import Scored, Weights
 from agent_rl.trainer.workers.group import Answered, Event, Lost, WorkerGroup

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agent_rl.config import RunConfig
+from agent_rl.config.schema import RunConfig
 from agent_rl.protocols import Weights
 from agent_rl.trainer.workers.messages import Reply, Request
 from agent_rl.trainer.workers.sample_block import SampleBlock

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 import agent_rl
-from agent_rl.config import RunConfig
+from agent_rl.config.schema import RunConfig
 from agent_rl.errors import ConfigError
 from agent_rl.protocols import Weights
 from agent_rl.trainer.workers.channel import (

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 
-from agent_rl.config import RunConfig, TrainerConfig
+from agent_rl.config.schema import RunConfig, TrainerConfig
 from agent_rl.errors import ConfigError, TrainerError
 from agent_rl.protocols import Weights
 from agent_rl.trainer.workers.group import Answered, Event, Lost, SeenAlive, log_folder

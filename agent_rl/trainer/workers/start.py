@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from agent_rl.config import RunConfig
+from agent_rl.config.schema import RunConfig
 from agent_rl.protocols import Trainer
 from agent_rl.trainer.workers.fleet import TrainerFleet
 from agent_rl.trainer.workers.group import WorkerGroup

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from agent_rl.config import TrainerConfig
+from agent_rl.config.schema import TrainerConfig
 from routing_cache import RowLayout
 
 Launcher = Literal["inline", "local", "ray"]

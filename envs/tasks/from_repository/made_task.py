@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from envs.base import DEFAULT_PROTECTED, Task
-from envs.patch import diff_trees
+from envs.grading.suite import TestStatus
+from envs.patches.diff import diff_trees
 from envs.tasks.from_repository.repository import Repository
-from envs.testing import TestStatus
 
 
 @dataclass(frozen=True)

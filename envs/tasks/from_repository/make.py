@@ -10,7 +10,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from envs.pytest_runner import PytestRunner
+from envs.grading.pytest_runner import PytestRunner
+from envs.grading.suite import SuiteRunner
 from envs.sandbox.choose import choose
 from envs.sandbox.launch import SandboxSpec
 from envs.sandbox.limits import SandboxLimits
@@ -24,7 +25,6 @@ from envs.tasks.from_repository.requirements import requirements
 from envs.tasks.from_repository.store import write_folder
 from envs.tasks.from_repository.validate import Validator, Verdict
 from envs.tasks.syntax_mutations import check_kinds
-from envs.testing import SuiteRunner
 
 PYTEST_OPTIONS = ("--tb=short", "-o", "addopts=", "--continue-on-collection-errors")
 

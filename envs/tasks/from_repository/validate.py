@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from envs.errors import TaskError
+from envs.grading.suite import SuiteReport, SuiteRunner, TestStatus
 from envs.tasks.from_repository.candidates import Candidate
 from envs.tasks.from_repository.repository import Repository
-from envs.testing import SuiteReport, SuiteRunner, TestStatus
 
 Refusal = Literal[
     "no_test_fails",  # no test notices the bug

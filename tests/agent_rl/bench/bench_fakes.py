@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from agent_rl.bench.trainer import bench_config
-from agent_rl.config import RunConfig
-from agent_rl.engines.random_policy import write_random_policy
+from agent_rl.config.schema import RunConfig
+from agent_rl.model.random_policy import write_random_policy
+from agent_rl.run.warmstart.train import TinyMoEShape
 from agent_rl.types import TrainSample
-from agent_rl.warmstart.train import TinyMoEShape
 from routing_cache import ArrayRows, RowLayout
 
 SHAPE = TinyMoEShape(num_layers=2, num_experts=8, moe_top_k=2)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent_rl.bench.overlap import Run, measure_overlap, summarize, with_overlap
-from agent_rl.config_io import load_config
-from agent_rl.rules import check_rules
+from agent_rl.config.reading import load_config
+from agent_rl.config.rules import check_rules
 
 CONFIG = Path(__file__).parents[3] / "configs" / "repair_tiny.yaml"
 

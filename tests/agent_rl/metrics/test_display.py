@@ -6,8 +6,8 @@ import io
 
 import pytest
 
+from agent_rl.commands.terminal import make_console
 from agent_rl.metrics.display import Eta, LineDisplay, LiveDisplay, _columns_that_fit, make_display
-from agent_rl.terminal import make_console
 
 
 def metrics(step: int, *, resolved: float = 1.0) -> dict[str, float]:

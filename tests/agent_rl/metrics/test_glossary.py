@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agent_rl.config import AlgorithmConfig, EvalConfig, RunConfig, TasksConfig, TrainConfig
+from agent_rl.config.schema import AlgorithmConfig, EvalConfig, RunConfig, TasksConfig, TrainConfig
 from agent_rl.metrics.display import LineDisplay
+from agent_rl.run.training_run import run_training
 from agent_rl.store.run_folder import RunFolder, read_metrics
-from agent_rl.training import run_training
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 

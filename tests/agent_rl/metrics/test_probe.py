@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from agent_rl.config import RoutingConfig, RunConfig, TrainConfig
+from agent_rl.config.schema import RoutingConfig, RunConfig, TrainConfig
 from agent_rl.metrics.alarm import alarm_text, ends_run, f2_alarm
 from agent_rl.metrics.probe import probe_mismatch
 from agent_rl.types import Floats, TrainSample

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from parallel_data import EXPERTS, MOE_LAYERS, make_samples, row_of
 from safetensors.torch import load_file, save_file
 
-from agent_rl.config import (
+from agent_rl.config.schema import (
     AlgorithmConfig,
     OptimConfig,
     RoutingConfig,
@@ -30,8 +30,8 @@ from agent_rl.config import (
     TrainerConfig,
 )
 from agent_rl.errors import ReplayError, TrainerError
+from agent_rl.model.folders import read_folder
 from agent_rl.trainer import collectives
-from agent_rl.trainer.folders import read_folder
 from agent_rl.trainer.megatron import MegatronTrainer
 from agent_rl.trainer.weights import export_like
 from agent_rl.types import TrainSample

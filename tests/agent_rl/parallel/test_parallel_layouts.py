@@ -7,7 +7,7 @@ from combinations import COMBINATIONS, QUICK, Combination
 from launch_ranks import Launcher, Results
 from parallel_data import LENGTHS
 
-from agent_rl.trainer.plan import plan_micro_batches
+from agent_rl.trainer.assignment import plan_micro_batches
 
 GRADIENT_ERROR = 1e-5  # relative, float32
 LOGPROB_ERROR = 1e-5  # nats

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rollout_fakes import ScriptedEnv, run, says, words_tokenizer
 
-from agent_rl.config import AgentConfig
+from agent_rl.config.schema import AgentConfig
 from agent_rl.engines.scripted import ScriptedGenerator, synthetic_rows
 from agent_rl.errors import EngineError
 from agent_rl.rollout.agent import check_completion, run_trajectory

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rollout_fakes import ScriptedEnv, make_task, run, says, words_tokenizer
 
-from agent_rl.config import AgentConfig, RolloutConfig
+from agent_rl.config.schema import AgentConfig, RolloutConfig
 from agent_rl.engines.scripted import ScriptedGenerator
 from agent_rl.errors import ConfigError, RolloutError
 from agent_rl.rollout.chat import CompactRenderer

@@ -13,14 +13,14 @@ from rollout_fakes import ScriptedEnv, make_task, run, says, words_tokenizer
 from test_template import DROPS_THINKING
 from transformers import PreTrainedTokenizerBase
 
-from agent_rl.config import AgentConfig, AlgorithmConfig, RolloutConfig, RunConfig
+from agent_rl.config.schema import AgentConfig, AlgorithmConfig, RolloutConfig, RunConfig
 from agent_rl.engines.scripted import ScriptedGenerator, synthetic_rows
 from agent_rl.metrics.rollout import rollout_metrics
 from agent_rl.rollout.agent import run_trajectory
 from agent_rl.rollout.chat import CompactRenderer
 from agent_rl.rollout.group import GroupCollector
+from agent_rl.rollout.samples import build_samples
 from agent_rl.rollout.template import ObservationRole, TemplateRenderer, check_template
-from agent_rl.samples import build_samples
 from agent_rl.types import GenerateRequest, Group, Status, TokenIds, Trajectory
 from envs.base import Env, Score, Task
 from envs.errors import InfrastructureError

@@ -13,7 +13,7 @@ from bytes_tokenizer import OPENING, PLAIN, bytes_tokenizer
 from rollout_fakes import ScriptedEnv, make_task, run
 from transformers import PreTrainedTokenizerBase
 
-from agent_rl.config import AgentConfig
+from agent_rl.config.schema import AgentConfig
 from agent_rl.engines.scripted import ScriptedGenerator
 from agent_rl.errors import ConfigError
 from agent_rl.rollout.agent import run_trajectory

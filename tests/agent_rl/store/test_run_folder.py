@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_rl.config import RunConfig
+from agent_rl.config.schema import RunConfig
 from agent_rl.store.run_folder import RunFolder, RunFolderError, read_metrics, write_aside
 
 

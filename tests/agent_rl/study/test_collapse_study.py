@@ -11,8 +11,8 @@ import orjson
 import pytest
 from matplotlib.figure import Figure
 
+from agent_rl.config.rules import check_rules
 from agent_rl.errors import AgentRLError
-from agent_rl.rules import check_rules
 from agent_rl.store.run_folder import read_metrics
 from agent_rl.study.cells import METHODS, Cell, Matrix, Setting
 from agent_rl.study.collapse import outcomes, run_study, train_cell

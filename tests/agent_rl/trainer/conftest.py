@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from agent_rl.config import (
+from agent_rl.config.schema import (
     AlgorithmConfig,
     OptimConfig,
     RoutingConfig,
@@ -20,9 +20,9 @@ from agent_rl.config import (
     TrainConfig,
     TrainerConfig,
 )
+from agent_rl.model.shape import ModelShape
 from agent_rl.trainer import parallel
 from agent_rl.trainer.megatron import MegatronTrainer
-from agent_rl.trainer.shape import ModelShape
 from agent_rl.types import TrainSample
 from routing_cache import ArrayRows, RowLayout
 

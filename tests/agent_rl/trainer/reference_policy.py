@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from agent_rl.trainer.shape import ModelShape
+from agent_rl.model.shape import ModelShape
 
 Weights = Mapping[str, torch.Tensor]
 

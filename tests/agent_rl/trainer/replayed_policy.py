@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
-from agent_rl.config import TrainerConfig
+from agent_rl.config.schema import TrainerConfig
+from agent_rl.model.folders import read_folder
+from agent_rl.model.shape import ModelShape
 from agent_rl.trainer import cpu_backend
-from agent_rl.trainer.folders import read_folder
 from agent_rl.trainer.model import build_model, transformer_config
 from agent_rl.trainer.param_maps import param_maps
 from agent_rl.trainer.router_replay import ReplayTable, RouterReplay
-from agent_rl.trainer.shape import ModelShape
 from agent_rl.trainer.weights import export_like, load_weights
 
 EXPERTS, TOP_K = 32, 4

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from conftest import make_sample, run_config
 
+from agent_rl.model.shape import ModelShape
 from agent_rl.trainer.megatron import MegatronTrainer
-from agent_rl.trainer.shape import ModelShape
 from agent_rl.types import TrainSample
 
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from family_policies import load, write_family
 
-from agent_rl.config import TrainerConfig
+from agent_rl.config.schema import TrainerConfig
+from agent_rl.model.folders import FolderTensors
+from agent_rl.model.shape import ModelShape
 from agent_rl.trainer import cpu_backend, parallel
-from agent_rl.trainer.folders import FolderTensors
 from agent_rl.trainer.model import build_model, transformer_config
 from agent_rl.trainer.param_maps import param_maps
-from agent_rl.trainer.shape import ModelShape
 from agent_rl.trainer.weights import export_like, export_weights, load_weights
 
 # Together they have every part: dense layers, biases, shared experts with and without a gate,

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_rl.errors import ReplayError
+from agent_rl.trainer.assignment import plan_micro_batches
 from agent_rl.trainer.batch import fed_tokens, lay_out
 from agent_rl.trainer.grid import Part
-from agent_rl.trainer.plan import plan_micro_batches
 from agent_rl.types import TrainSample
 from routing_cache import ArrayRows, RowLayout
 

@@ -38,7 +38,7 @@ def sampled(folder: Path, temperature: float) -> list[TrainSample]:
 
 
 def as_sample(folder: Path, prompt: np.ndarray, completion: Completion) -> TrainSample:
-    from agent_rl.trainer.shape import ModelShape
+    from agent_rl.model.shape import ModelShape
 
     session = RoutingCache(ModelShape.from_folder(folder).row_layout).session(0)
     ids = np.concatenate([prompt, completion.token_ids]).astype(np.int32)

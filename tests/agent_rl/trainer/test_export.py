@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from agent_rl.commands.export import export_command
 from agent_rl.errors import CheckpointError, ConfigError
+from agent_rl.model.folders import INDEX
 from agent_rl.trainer.checkpoint import MANIFEST, CheckpointStore
 from agent_rl.trainer.checkpoint_reading import CheckpointGoneError
 from agent_rl.trainer.export import export_model
-from agent_rl.trainer.folders import INDEX
 
 pytestmark = pytest.mark.megatron
 

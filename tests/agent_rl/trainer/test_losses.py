@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_rl.algorithms import CORRECTION_BOUNDS, DEFAULTS, objective
-from agent_rl.config import AlgorithmConfig
+from agent_rl.config.objective import CORRECTION_BOUNDS, DEFAULTS, objective
+from agent_rl.config.schema import AlgorithmConfig
 from agent_rl.trainer.losses import LOSSES, LossInputs, TotalLoss
 
 SEQUENCES = 7

@@ -12,8 +12,8 @@ from reference_policy import logits as reference_logits
 from trainer_samples import LENGTHS, with_rollout, without_rows
 
 from agent_rl.metrics.mismatch import abs_gap, exact_kl, f_taus, k3
-from agent_rl.trainer.folders import read_folder
-from agent_rl.trainer.shape import ModelShape
+from agent_rl.model.folders import read_folder
+from agent_rl.model.shape import ModelShape
 from agent_rl.trainer.weights import export_like
 from agent_rl.types import TrainSample
 

@@ -13,16 +13,16 @@ from family_policies import FAMILY_POLICIES, load, write_family
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from agent_rl.config import TrainerConfig
-from agent_rl.engines.weight_export import serving_weights
+from agent_rl.config.schema import TrainerConfig
+from agent_rl.engines.http.weight_export import serving_weights
 from agent_rl.errors import ConfigError
+from agent_rl.model.families import FAMILIES
+from agent_rl.model.folders import FolderTensors, read_folder, write_folder
+from agent_rl.model.shape import ModelShape
 from agent_rl.trainer import cpu_backend
-from agent_rl.trainer.families import FAMILIES
-from agent_rl.trainer.folders import FolderTensors, read_folder, write_folder
 from agent_rl.trainer.model import build_model, transformer_config, wrap_model
 from agent_rl.trainer.param_maps import param_maps
 from agent_rl.trainer.router_replay import ReplayTable, RouterReplay
-from agent_rl.trainer.shape import ModelShape
 from agent_rl.trainer.weights import export_like, export_weights, load_weights
 
 pytestmark = [pytest.mark.megatron, pytest.mark.usefixtures("process_group")]

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from agent_rl.config import TrainerConfig
+from agent_rl.config.schema import TrainerConfig
 from agent_rl.errors import ConfigError
+from agent_rl.model.folders import INDEX, FolderTensors, folder_tensors, read_folder, write_folder
+from agent_rl.model.shape import HFNames, ModelShape
 from agent_rl.trainer import cpu_backend
-from agent_rl.trainer.folders import INDEX, FolderTensors, folder_tensors, read_folder, write_folder
 from agent_rl.trainer.model import build_model, transformer_config
 from agent_rl.trainer.param_maps import param_maps
-from agent_rl.trainer.shape import HFNames, ModelShape
 from agent_rl.trainer.weights import export_like, export_weights, load_weights
 
 pytestmark = [pytest.mark.megatron, pytest.mark.usefixtures("process_group")]

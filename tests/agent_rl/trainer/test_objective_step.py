@@ -12,9 +12,9 @@ import torch
 from reference_policy import logits as reference_logits
 
 from agent_rl.errors import ReplayError
-from agent_rl.trainer.folders import read_folder
-from agent_rl.trainer.reference import ReferencePolicy
-from agent_rl.trainer.shape import ModelShape
+from agent_rl.model.folders import read_folder
+from agent_rl.model.shape import ModelShape
+from agent_rl.trainer.reference_policy import ReferencePolicy
 from agent_rl.trainer.weights import export_like
 from agent_rl.types import TrainSample
 

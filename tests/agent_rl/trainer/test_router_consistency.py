@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from agent_rl.config import TrainerConfig
+from agent_rl.config.schema import TrainerConfig
 from agent_rl.errors import ReplayError
+from agent_rl.model.folders import read_folder
+from agent_rl.model.shape import ModelShape
 from agent_rl.trainer import cpu_backend
-from agent_rl.trainer.folders import read_folder
 from agent_rl.trainer.losses.router_consistency import (
     live_distribution,
     to_recorded_distributions,
@@ -20,7 +21,6 @@ from agent_rl.trainer.losses.router_consistency import (
 from agent_rl.trainer.model import build_chunks, transformer_config
 from agent_rl.trainer.param_maps import param_maps
 from agent_rl.trainer.router_replay import ReplayTable, RouterReplay
-from agent_rl.trainer.shape import ModelShape
 from agent_rl.trainer.weights import load_weights
 
 RNG = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from family_policies import load, write_family
 from sharded_checks import LAYOUTS, held, load_and_continue, save_and_continue, trainer_of
 
 from agent_rl.errors import CheckpointError
-from agent_rl.trainer.folders import INDEX
+from agent_rl.model.folders import INDEX
 
 pytestmark = [pytest.mark.slow, pytest.mark.megatron]
 

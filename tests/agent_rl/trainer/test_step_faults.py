@@ -10,7 +10,7 @@ import pytest
 import torch
 from trainer_samples import LENGTHS, at_version, without_rows
 
-from agent_rl.config import RoutingConfig
+from agent_rl.config.schema import RoutingConfig
 from agent_rl.errors import ReplayError, TrainerError
 from agent_rl.trainer.ingest import check_samples
 from routing_cache import ArrayRows, RoutingCacheError

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from agent_rl.commands.show import show_command
-from agent_rl.config import PolicyConfig, RunConfig
-from agent_rl.policies import policy_folder
+from agent_rl.config.schema import PolicyConfig, RunConfig
+from agent_rl.model.policies import policy_folder
 from agent_rl.rollout.compact_tokenizer import CompactTokenizer
 from agent_rl.store.run_folder import RunFolder, RunFolderError
 from agent_rl.store.trajectories import write_trajectories

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from envs.control import draw_choice, function_of, turn_wrong
-from envs.controlled_runner import ControlledRunner
-from envs.testing import SuiteReport, TestStatus
+from envs.grading.control import draw_choice, function_of, turn_wrong
+from envs.grading.controlled_runner import ControlledRunner
+from envs.grading.suite import SuiteReport, TestStatus
 
 EXPECTATIONS = {
     "equal to an integer": "assert f(3) == 9",
@@ -153,7 +153,7 @@ class ForgingRunner:
                 honest: TestStatus = "PASSED" if passed else "FAILED"
                 statuses[f"{path}::{name}"] = self._forge.get(name, honest)
         bad = [name for name, status in statuses.items() if status == "FAILED"]
-        from envs.testing import Failure
+        from envs.grading.suite import Failure
 
         return SuiteReport(statuses, Failure(bad[0], "failed") if bad else None)
 

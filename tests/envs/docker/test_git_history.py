@@ -9,7 +9,7 @@ from git_boxes import KINDS, empty, git_box, on_docker, sh
 
 from envs.base import Sandbox
 from envs.errors import TaskError
-from envs.git_history import HistoryLeakError, hide_future, probe_history, scrub_history
+from envs.patches.git_history import HistoryLeakError, hide_future, probe_history, scrub_history
 
 BASE_AND_FIX = """
 git init -q -b dev; printf 'x = 1\\n' > a.py; mkdir d; echo old > d/b

@@ -9,7 +9,13 @@ from git_boxes import KINDS, empty, git_box, on_docker, sh
 
 from envs.base import Sandbox
 from envs.errors import PatchError
-from envs.git_patch import Baseline, ExtractedPatch, PatchLimits, extract_patch, take_baseline
+from envs.patches.git_patch import (
+    Baseline,
+    ExtractedPatch,
+    PatchLimits,
+    extract_patch,
+    take_baseline,
+)
 
 TREE = """
 git init -q -b main

@@ -17,11 +17,11 @@ from r2e_specimens import CALC, SPECIMENS, Specimen, make_image, make_row
 from scripted_server import ScriptedServer, running
 from transformers import PreTrainedTokenizerFast
 
-from agent_rl.config import TasksConfig
-from agent_rl.image_environments import load_row_tasks, run_label, side_of
+from agent_rl.config.schema import TasksConfig
 from agent_rl.rollout.group import member_seed
 from agent_rl.store.run_folder import read_metrics
 from agent_rl.store.trajectories import read_trajectories
+from agent_rl.tasks.images import load_tasks, run_label, side_of
 from agent_rl.types import TokenIds
 from envs.actions import R2EXml, ToolCall
 from envs.images.prepare import PREPARED_LABEL
@@ -52,7 +52,7 @@ HELDOUT, FRACTION = pick_heldout()
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny MoE over bytes with a chat template."""
-    from agent_rl.warmstart.train import TinyMoEShape, build_tiny_moe
+    from agent_rl.run.warmstart.train import TinyMoEShape, build_tiny_moe
 
     folder = tmp_path_factory.mktemp("policy")
     bytes_tokenizer(PLAIN).save_pretrained(folder)
@@ -198,7 +198,7 @@ def check_run(folder: Path) -> None:
 
 
 def check_nothing_left(host: DockerHost, folder: Path) -> None:
-    from agent_rl.config_io import load_resolved
+    from agent_rl.config.reading import load_resolved
 
     config = load_resolved(folder / "config.yaml")
     assert host.engine.list_containers(f"{RUN_LABEL}={run_label(config)}") == []
@@ -210,12 +210,12 @@ def test_the_sides_do_not_depend_on_the_file(tmp_path: Path) -> None:
     rows = [make_row(s, "base", "fix") for s in (*SPECIMENS, HELDOUT)]
     config = TasksConfig(kind="r2e_gym", rows=str(tmp_path / "r.json"), heldout_fraction=FRACTION)
     (tmp_path / "r.json").write_text(json.dumps(rows))
-    one = load_row_tasks(config)
+    one = load_tasks(config)
     (tmp_path / "r.json").write_text(json.dumps(rows[::-1]))
-    other = load_row_tasks(config)
+    other = load_tasks(config)
     assert [t.task_id for t in one.train] == [t.task_id for t in other.train]
     assert [t.task_id for t in one.heldout] == [HELDOUT.image.rpartition("/")[2]]
-    fewer = load_row_tasks(replace(config, num_train=2))
+    fewer = load_tasks(replace(config, num_train=2))
     assert [t.task_id for t in fewer.train] == [t.task_id for t in one.train][:2]
-    drawn = load_row_tasks(replace(config, seed=2))
+    drawn = load_tasks(replace(config, seed=2))
     assert {t.task_id for t in drawn.train} == {t.task_id for t in one.train}

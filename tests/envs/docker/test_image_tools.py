@@ -9,12 +9,12 @@ from yes_engine import YesEngine, make_box, make_engine
 
 from envs.actions import FORMATS, TOOL_SETS
 from envs.actions.base import CallError
-from envs.git_patch import Baseline
 from envs.images.env import ImageEnv, ImageEnvParts
 from envs.images.grading import ImageGrader
 from envs.images.prepare import ImagePreparer, PreparedImage
 from envs.images.task import ImageTask
 from envs.images.tools import ImageTools, ToolSettings
+from envs.patches.git_patch import Baseline
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.options import DockerOptions
 from envs.sandbox.docker.sandbox import DockerSandbox

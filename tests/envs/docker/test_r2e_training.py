@@ -13,7 +13,7 @@ import pytest
 from docker_fixtures import LIMITS, connect
 from r2e_specimens import SMALL, SPECIMENS, Specimen, make_image, make_row
 
-from agent_rl.config import (
+from agent_rl.config.schema import (
     AgentConfig,
     AlgorithmConfig,
     RolloutConfig,
@@ -21,10 +21,10 @@ from agent_rl.config import (
     TrainConfig,
     TrainerConfig,
 )
-from agent_rl.curriculum import Curriculum
 from agent_rl.engines.scripted import ScriptedGenerator
 from agent_rl.loop import LoopParts, train_steps
 from agent_rl.rollout.group import GroupCollector
+from agent_rl.tasks.curriculum import Curriculum
 from agent_rl.types import GenerateRequest, Group, Status, TokenIds, Trajectory
 from envs.actions import R2EXml, ToolCall
 from envs.images.environments import ImageEnvironments, ImageSettings
@@ -112,7 +112,7 @@ def check_rows(trajectory: Trajectory) -> None:
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from agent_rl.warmstart.train import TinyMoEShape, build_tiny_moe
+    from agent_rl.run.warmstart.train import TinyMoEShape, build_tiny_moe
 
     shape = TinyMoEShape(num_layers=2, num_experts=8, moe_top_k=2, max_positions=4096)
     folder = tmp_path_factory.mktemp("policy")

@@ -22,7 +22,7 @@ from envs.images.outcomes import (
 )
 from envs.images.sections import split_patch
 from envs.images.task import IMAGE_PROTECTED
-from envs.patch_apply import apply_patch
+from envs.patches.apply import apply_patch
 from envs.tasks.r2e_gym import HIDDEN_PATHS, load_rows, load_tasks, make_task
 
 

@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from envs.case_runner import CaseRunner
+from envs.grading.case_runner import CaseRunner
 from envs.sandbox.choose import choose
 from envs.sandbox.launch import SandboxSpec
 from envs.sandbox.pool import SandboxPool

@@ -19,17 +19,17 @@ import torch
 from contract_cases import CONTEXT_LENGTH, Reference, UnderTest
 from wires import RecordingWire, ReplayWire, load_recording, save_recording
 
-from agent_rl.engines.http_engine import HttpEngine
-from agent_rl.engines.http_options import EngineOptions
-from agent_rl.engines.http_transport import HttpTransport, TransportOptions
+from agent_rl.engines.http.fleet import LAUNCHERS, SERVERS, EngineKind, FleetSpec, free_ports
+from agent_rl.engines.http.options import EngineOptions
+from agent_rl.engines.http.process import ServerProcess, engines_dir
+from agent_rl.engines.http.served_engine import HttpEngine
+from agent_rl.engines.http.transport import HttpTransport, TransportOptions
+from agent_rl.engines.http.weight_export import prepare_serving_folder
+from agent_rl.engines.http.weight_reference import TransformersReference
 from agent_rl.engines.local.engine import LocalEngine
-from agent_rl.engines.random_policy import write_random_policy
-from agent_rl.engines.server_fleet import LAUNCHERS, SERVERS, EngineKind, FleetSpec, free_ports
-from agent_rl.engines.server_model import ServedModel, read_served_model
-from agent_rl.engines.server_process import ServerProcess, engines_dir
-from agent_rl.engines.weight_export import prepare_serving_folder
-from agent_rl.engines.weight_reference import TransformersReference
-from agent_rl.warmstart.train import TinyMoEShape
+from agent_rl.model.random_policy import write_random_policy
+from agent_rl.model.served import ServedModel, read_served_model
+from agent_rl.run.warmstart.train import TinyMoEShape
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 REAL: tuple[EngineKind, ...] = tuple(

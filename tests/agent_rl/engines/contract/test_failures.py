@@ -26,11 +26,11 @@ from fake_sglang import (
     true_rows,
 )
 
-from agent_rl.engines.http_engine import HttpEngine
-from agent_rl.engines.http_options import EngineOptions
-from agent_rl.engines.http_transport import HttpTransport, TransportOptions
-from agent_rl.engines.http_weights import WeightReference
-from agent_rl.engines.routed import RoutedEngine, RoutedOptions
+from agent_rl.engines.balanced import RoutedEngine, RoutedOptions
+from agent_rl.engines.http.options import EngineOptions
+from agent_rl.engines.http.served_engine import HttpEngine
+from agent_rl.engines.http.transport import HttpTransport, TransportOptions
+from agent_rl.engines.http.weight_push import WeightReference
 from agent_rl.engines.sglang import SGLangServer
 from agent_rl.engines.vllm import VLLMServer
 from agent_rl.errors import (
@@ -41,7 +41,7 @@ from agent_rl.errors import (
     EngineTimeoutError,
     EngineUnavailableError,
 )
-from agent_rl.policies import policy_folder
+from agent_rl.model.policies import policy_folder
 from agent_rl.types import Completion, GenerateRequest, SamplingParams
 
 WEIGHTS = {"model.embed_tokens.weight": torch.ones(2, 2)}

@@ -14,10 +14,10 @@ from conftest import Policies, StartServer
 from contract_cases import UnderTest, ask, prompt_of
 from fake_sglang import Fault, change_meta, hang_up, too_late
 
-from agent_rl.engines.http_engine import HttpEngine
-from agent_rl.engines.http_options import EngineOptions
-from agent_rl.engines.http_transport import HttpTransport
-from agent_rl.engines.server_fleet import SERVERS
+from agent_rl.engines.http.fleet import SERVERS
+from agent_rl.engines.http.options import EngineOptions
+from agent_rl.engines.http.served_engine import HttpEngine
+from agent_rl.engines.http.transport import HttpTransport
 from agent_rl.errors import EngineReplyError, EngineUnavailableError
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent_rl.config import AlgorithmConfig, OptimConfig, RunConfig, TrainerConfig
+from agent_rl.config.schema import AlgorithmConfig, OptimConfig, RunConfig, TrainerConfig
 from agent_rl.errors import ReplayError, TrainerError
 from agent_rl.trainer.megatron import MegatronTrainer
 from agent_rl.trainer.workers.fleet import TrainerFleet

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent_rl.config import RunConfig, TrainerConfig
+from agent_rl.config.schema import RunConfig, TrainerConfig
 from agent_rl.errors import CheckpointError, ConfigError, ReplayError, TrainerError
 from agent_rl.trainer.workers.fleet import TrainerFleet
 from agent_rl.trainer.workers.group import Answered, Event, Lost, SeenAlive

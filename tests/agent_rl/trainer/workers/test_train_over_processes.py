@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rank_cases import assert_gone
 
-from agent_rl.config_io import load_resolved
+from agent_rl.config.reading import load_resolved
 from agent_rl.store.run_folder import read_metrics
 from agent_rl.trainer.checkpoint import CheckpointStore
 

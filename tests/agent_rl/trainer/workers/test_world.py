@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent_rl.config import RunConfig, TrainerConfig
-from agent_rl.rules import check_rules
+from agent_rl.config.rules import check_rules
+from agent_rl.config.schema import RunConfig, TrainerConfig
 from agent_rl.trainer.workers.world import chunk_blocks, fewest_processes, launcher, num_processes
 from routing_cache import RowLayout
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from envs.errors import TaskError
-from envs.patch_apply import apply_patch
+from envs.grading.suite import Failure, SuiteReport, TestStatus
+from envs.patches.apply import apply_patch
 from envs.tasks.from_repository import MakeOptions, load_tasks, make_tasks
 from envs.tasks.from_repository.issue import write_issue
 from envs.tasks.from_repository.make import find_tasks
@@ -21,7 +22,6 @@ from envs.tasks.from_repository.requirements import requirements
 from envs.tasks.from_repository.rows import r2e_name
 from envs.tasks.from_repository.store import load_made_tasks, write_folder
 from envs.tasks.from_repository.validate import Validator
-from envs.testing import Failure, SuiteReport, TestStatus
 
 FILES = {
     "calc/__init__.py": (

@@ -1,0 +1,78 @@
+"""From groups of trajectories to train samples: who teaches, and with what advantage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from agent_rl.config.objective import objective
+from agent_rl.config.schema import RunConfig
+from agent_rl.trainer.advantage import ADVANTAGES, centred
+from agent_rl.types import Group, TrainSample, Trajectory
+
+
+def build_samples(groups: Sequence[Group], config: RunConfig) -> list[TrainSample]:
+    """Samples of the groups that have signal, rows by reference.
+
+    Failed and aborted members are neither learnt from nor part of the baseline. Where length
+    costs (``algorithm.overlong_fraction``), the cost is taken off the reward that advantages are
+    made of, never off the reward that is reported or that decides whether a group has signal.
+    """
+    settings = objective(config.algorithm)
+    estimate = ADVANTAGES[settings.advantage]
+    cached = settings.overlong_fraction * config.agent.max_tokens
+    samples: list[TrainSample] = []
+    for group in groups:
+        if not has_signal(group, config.rollout.min_valid_members):
+            continue
+        members = group.valid
+        shaped = [
+            _reward(t) - overlong_penalty(len(t.token_ids), config.agent.max_tokens, cached)
+            for t in members
+        ]
+        advantages = estimate(np.array(shaped, np.float64))
+        if not np.any(advantages):
+            continue  # length made up for the reward
+        samples += [
+            _sample(t, float(a))
+            for t, a in zip(members, advantages, strict=True)
+            if t.loss_mask.any()
+        ]
+    return samples
+
+
+def has_signal(group: Group, min_valid_members: int) -> bool:
+    """Whether a group teaches: enough valid members, whose rewards differ by more than rounding."""
+    rewards = np.array([_reward(t) for t in group.valid], np.float64)
+    return len(rewards) >= min_valid_members and bool(centred(rewards).any())
+
+
+def overlong_penalty(num_tokens: int, max_tokens: int, cached: float) -> float:
+    """DAPO's soft length penalty (arXiv 2503.14476, eq. 13), from 0 to 1.
+
+    0 up to ``max_tokens - cached`` tokens, then rising evenly to 1 at ``max_tokens``. The length
+    is the whole trajectory's, prompt and observations included: that is what is cut off. The
+    paper's is the response's alone, and its rewards are -1 and 1 (eq. 7): beside rewards of 0 and 1
+    the same cost weighs twice as much.
+    """
+    if cached <= 0:
+        return 0.0
+    return float(np.clip((num_tokens - (max_tokens - cached)) / cached, 0.0, 1.0))
+
+
+def _reward(trajectory: Trajectory) -> float:
+    assert trajectory.reward is not None
+    return trajectory.reward
+
+
+def _sample(trajectory: Trajectory, advantage: float) -> TrainSample:
+    return TrainSample(
+        sample_id=f"{trajectory.group_id}/{trajectory.member}",
+        token_ids=trajectory.token_ids,
+        loss_mask=trajectory.loss_mask,
+        rollout_logprobs=trajectory.rollout_logprobs,
+        advantages=np.where(trajectory.loss_mask, np.float32(advantage), np.float32(0)),
+        weight_versions=trajectory.weight_versions,
+        routed_experts=trajectory.routed_experts,
+    )
