@@ -157,6 +157,13 @@ class Group:
         return [t for t in self.trajectories if t.is_valid]
 
 
+def release_rows(groups: Sequence[Group]) -> None:
+    """Give the routing rows of these groups back to the cache."""
+    for trajectory in (t for group in groups for t in group.trajectories):
+        if trajectory.routed_experts is not None:
+            trajectory.routed_experts.release()
+
+
 @dataclass(frozen=True)
 class TrainSample:
     """A flat token row for the trainer; ``routed_experts`` stays a reference until the device."""
