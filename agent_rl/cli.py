@@ -208,7 +208,7 @@ def _evaluation_of(source: Path) -> EntryPoint | None:
 
 
 def _doctor_of(source: Path | None) -> CheckNeeds | None:
-    """What checks ``source`` when it is an evaluation's: ``doctor`` beside what evaluates it."""
+    """Return what checks ``source`` if it is an evaluation's: the ``doctor`` beside its command."""
     if source is None or (point := _evaluation_of(source)) is None:
         return None
     return import_module(point.module).doctor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from typing import Any
 
 from grimp import ImportGraph
@@ -29,5 +30,5 @@ class NoCircles(Contract):
     def render_broken_contract(self, check: ContractCheck) -> None:
         """Print the circle, one import per line."""
         circle: list[str] = check.metadata["circle"][::-1]
-        for importer, imported in zip(circle, circle[1:], strict=False):
+        for importer, imported in pairwise(circle):
             output.print_error(f"{importer} imports {imported}")

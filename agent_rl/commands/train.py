@@ -182,13 +182,13 @@ def _show(console: Console, summary: Summary, folder: RunFolder) -> None:
 
 
 def _staleness_rows(summary: Summary) -> list[tuple[str, str]]:
-    """Where rollouts were of older weights, which all of the KL above then holds too."""
+    """Say that rollouts were of older weights, which is part of the KL above."""
     behind = summary.staleness_mean
     return [("  rollouts behind, weight versions", f"{behind:.2f}")] if behind > 0 else []
 
 
 def _replay_rows(summary: Summary) -> list[tuple[str, str]]:
-    """What replay is worth, on the same samples; nothing where the run did not measure it."""
+    """Say what replay is worth, on the same samples; nothing where the run did not measure it."""
     live = "  of the same samples, live routers" if summary.kl_replay_mean > 0 else _LIVE_ALONE
     rows = (
         ("  of a few samples, replayed", summary.kl_replay_mean),

@@ -1,4 +1,4 @@
-"""What a resumed run has to share with its checkpoint.
+"""The configuration that a resumed run must share with its checkpoint.
 
 A checkpoint holds the configuration that it was trained with. The folder's ``config.yaml`` can be
 edited and checkpoints can be copied between folders; a run that then goes on is not the one that
@@ -33,7 +33,7 @@ def record_config(folder: Path, config: RunConfig) -> None:
 
 
 def changes_since(folder: Path, config: RunConfig) -> list[str]:
-    """What ``config`` changes of the recorded one, one line for each key; may be worth a note.
+    """Return one line for each key that ``config`` changes of the recorded one, to be told.
 
     Raises CheckpointError when it would ask other tasks than the uninterrupted run: another seed,
     other tasks. Empty for a checkpoint without a record.
