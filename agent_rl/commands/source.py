@@ -1,4 +1,4 @@
-"""The source of ``eval``, ``rollout``, ``bench`` and ``export``: run, checkpoint or configuration."""
+"""The source of ``eval``, ``rollout``, ``bench`` and ``export``: a run, checkpoint or config."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import orjson
 
 from agent_rl.config.objective import advice
 from agent_rl.config.schema import RunConfig
+from agent_rl.errors import AgentRLError
 from agent_rl.loop import train_steps
 from agent_rl.metrics.alarm import alarm_text, ends_run
 from agent_rl.metrics.display import Display
@@ -29,7 +30,7 @@ from agent_rl.types import Group
 async def run_training(config: RunConfig, folder: RunFolder, display: Display) -> Summary:
     """Run ``config`` in ``folder``, continuing from its newest verified checkpoint if it has one.
 
-    Cancelling keeps every completed step: the last one is saved on the way out.
+    Whatever ends the run keeps every completed step: the last one is saved on the way out.
     """
     display.note(f"run folder: {folder.path}")
     for text in advice(config):
@@ -47,6 +48,9 @@ async def run_training(config: RunConfig, folder: RunFolder, display: Display) -
                 await train_steps(loop, run, first_step=first_step)
             except asyncio.CancelledError:
                 run.save_if_consistent()
+                raise
+            except Exception:
+                run.save_after_failure()
                 raise
         run.save_if_consistent()
         after = await run.evaluation("after")
@@ -117,6 +121,13 @@ class _TrainingRun:
         unsaved = self._step > max(0, self._saved_step)
         if unsaved and self._parts.loop.trainer.weight_version == self._version:
             self._save()
+
+    def save_after_failure(self) -> None:
+        """Save as :meth:`save_if_consistent` does; trouble with it is told, never raised."""
+        try:
+            self.save_if_consistent()
+        except (AgentRLError, OSError) as trouble:  # the failure before it is what ends the run
+            self._display.note(f"step {self._step} could not be saved: {trouble}")
 
     async def evaluation(self, name: str) -> Evaluation:
         """Evaluate the engine's current weights, or read back what this run measured already."""
