@@ -60,12 +60,16 @@ def train(
             "train.steps, train.save_every, train.keep_last and train.max_wall_s"
         ),
     ] = None,
+    other_tasks: Annotated[
+        bool,
+        typer.Option("--other-tasks", help="with --resume: go on although the tasks have changed"),
+    ] = False,
 ) -> None:
     """Train a policy and evaluate it on held-out tasks before and after."""
     from agent_rl.commands.train import train_command
 
     _refuse_evaluations("train", config)
-    train_command(config, overrides or [], resume)
+    train_command(config, overrides or [], resume, other_tasks=other_tasks)
 
 
 @app.command(

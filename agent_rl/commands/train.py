@@ -33,10 +33,17 @@ from agent_rl.trainer.checkpoint import NO_ROOM, CheckpointStore
 _LIVE_ALONE = "  of a few samples, live routers"  # where the engine's rows are not known
 
 
-def train_command(config_path: Path | None, overrides: Sequence[str], resume: Path | None) -> None:
+def train_command(
+    config_path: Path | None,
+    overrides: Sequence[str],
+    resume: Path | None,
+    *,
+    other_tasks: bool = False,
+) -> None:
     """Start or resume a run, show it, and print what came out.
 
-    A resumed run has its configuration; ``overrides`` may change how it is carried out.
+    A resumed run has its configuration; ``overrides`` may change how it is carried out, and
+    ``other_tasks`` lets it go on although its tasks are others by now.
     """
     console = make_console()
     if resume is not None and config_path is not None and "=" in str(config_path):
@@ -60,7 +67,9 @@ def train_command(config_path: Path | None, overrides: Sequence[str], resume: Pa
 
     try:
         with _disk_full_as_error(folder.path), make_display(console) as display:
-            summary = run_interruptible(run_training(config, folder, display))
+            summary = run_interruptible(
+                run_training(config, folder, display, other_tasks=other_tasks)
+            )
     except Interrupted:
         console.print(f"stopped; continue with: {_resume_line(folder.path)}", soft_wrap=True)
         raise
