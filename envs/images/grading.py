@@ -20,10 +20,10 @@ from envs.grading import control
 from envs.images import audit, outcomes, report_plugin
 from envs.images.sections import Section, split_patch
 from envs.images.task import ImageTask, TestPlan
-from envs.sandbox.docker.errors import ArchiveTooLargeError
+from envs.sandbox.docker.docker_errors import ArchiveTooLargeError
+from envs.sandbox.docker.docker_sandbox import DockerSandbox
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.options import DockerOptions
-from envs.sandbox.docker.sandbox import DockerSandbox
 
 _SETUP_TIMEOUT_S = 120.0
 _LOG_CAP_BYTES = 1 << 20

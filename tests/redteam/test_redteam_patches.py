@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 from attacks import ATTACKS, MODULE, NAMES, SOURCE, TESTS, Attack
+from envs.grading.controlled_runner import ControlledRunner
 from r2e_specimens import CALC, SMALL, make_image, make_row
 from redteam_report import Attempt
 
 from envs.base import Score, Task
 from envs.grading.control import turn_wrong
-from envs.grading.controlled_runner import ControlledRunner
 from envs.grading.grade import grade
 from envs.grading.pytest_runner import PytestRunner
 from envs.images.grading import ImageGrader, Validation

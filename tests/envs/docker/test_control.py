@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Mapping
 
 import pytest
+from envs.grading.controlled_runner import ControlledRunner
 
 from envs.grading.control import draw_choice, function_of, turn_wrong
-from envs.grading.controlled_runner import ControlledRunner
 from envs.grading.suite import SuiteReport, TestStatus
 
 EXPECTATIONS = {

@@ -16,7 +16,7 @@ from envs.images import report_plugin
 from envs.images.grading import ImageGrader, TestRun, run_tests
 from envs.images.task import ImageTask, TestPlan
 from envs.images.validation import ValidationCache
-from envs.sandbox.docker.errors import ArchiveTooLargeError
+from envs.sandbox.docker.docker_errors import ArchiveTooLargeError
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.options import DockerOptions
 
