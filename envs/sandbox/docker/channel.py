@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from envs.sandbox.docker.capture import CappedOutput
+from envs.sandbox.capture import CappedOutput
 from envs.sandbox.docker.docker_errors import ContainerGoneError
 from envs.sandbox.docker.engine import ExecStream
 
