@@ -51,7 +51,7 @@ class BatchCollector:
 
 @dataclass(frozen=True)
 class Rollout:
-    """What plays episodes: an engine, a cache, a renderer and environments."""
+    """The parts that play episodes: an engine, a cache, a renderer and environments."""
 
     config: RunConfig
     engine: Generator
@@ -110,7 +110,7 @@ class Assembly:
     heldout: Sequence[Task]
 
     def routing_metrics(self) -> dict[str, float]:
-        """What the cache holds, as metrics."""
+        """Return what the cache holds, as metrics."""
         stats = self.loop.routing.stats()
         return {
             "routing_held_bytes": float(stats.held_bytes),
@@ -119,7 +119,7 @@ class Assembly:
         }
 
     def engine_metrics(self) -> dict[str, float]:
-        """What served engines count since the run's start; nothing for the embedded one."""
+        """Return the counts of served engines since the run's start; none for the embedded one."""
         engine = self.rollout.engine
         return engine.metrics() if isinstance(engine, CountingEngine) else {}
 
