@@ -1,4 +1,4 @@
-"""Grading a patch, from base files,  the patch's source changes, and the hidden tests."""
+"""Grading of a patch from base files, the patch's source changes and the hidden tests."""
 
 from __future__ import annotations
 
