@@ -1,4 +1,4 @@
-"""From a patch to a score, in a fresh container of the task's own image.
+"""Grading a patch in a fresh container of the task's own image.
 
 Nothing that the agent did reaches this container but the source part of its patch. The official
 tests run as the image has them; outcomes come over a channel of their own; a run that would earn
@@ -36,7 +36,7 @@ _PYTHON_CACHE = ("__pycache__", ".pytest_cache")
 
 @dataclass(frozen=True)
 class GradingPolicy:
-    """How strict training rewards are.
+    """The strictness of training rewards.
 
     ``refuse_suspicious`` withholds the reward from patches that use means no fix needs; they are
     reported either way. ``control_run`` repeats a passing run with wrong expectations.
@@ -48,7 +48,7 @@ class GradingPolicy:
 
 @dataclass(frozen=True)
 class Validation:
-    """What the gold patch showed of a task: what it needs, and which tests can be turned wrong."""
+    """Findings from a task's gold patch: means it needs, tests that can be turned wrong."""
 
     gold_means: frozenset[str] = frozenset()  # suspicious means that the solution itself uses
     controls: frozenset[str] | None = None  # tests that fail the control run; None: not measured
@@ -67,7 +67,7 @@ class TestRun:
 
 
 class ImageGrader:
-    """Judges patches for image tasks. Thread-safe: every call has containers of its own."""
+    """A judge of patches for image tasks. Thread-safe: every call has containers of its own."""
 
     def __init__(
         self, host: DockerHost, options: DockerOptions, policy: GradingPolicy | None = None
@@ -112,7 +112,7 @@ class ImageGrader:
     def _forged(
         self, task: ImageTask, sections: Sequence[Section], validation: Validation
     ) -> list[str]:
-        """Tests that pass although what they expect is wrong."""
+        """Return the tests that pass although what they expect is wrong."""
         rng = random.Random(secrets.randbits(64))
         # What has to be forged is what fails without the fix: always among the turned tests.
         failing = frozenset(map(control.function_of, validation.failing))
@@ -130,7 +130,7 @@ class ImageGrader:
         *,
         in_time: bool = False,
     ) -> frozenset[str]:
-        """Names of expected passes that pass the control run as well.
+        """Return the names of expected passes that pass the control run as well.
 
         With ``in_time`` a run that did not end raises TaskTimeoutError: what it did not come to
         has not failed.
@@ -151,7 +151,7 @@ class ImageGrader:
         )
 
     def container(self, task: ImageTask) -> _Container:
-        """A fresh container of the task's own image, with the official test files in place."""
+        """Return a fresh container of the task's own image, official test files in place."""
         options = replace(self._options, workspace=task.repository)
         return _Container(self._host, task, options)
 
@@ -314,9 +314,11 @@ def _score(task: ImageTask, run: TestRun) -> Score:
 
 
 def _has_changed(sandbox: DockerSandbox, plan: TestPlan, before: str) -> bool:
-    """Whether the tests are others than before they ran. What code under test did to them, by
-    removing or flooding them too, is its own doing: as infrastructure trouble it would let an
-    agent choose which episodes count."""
+    """Tell whether the tests are others than before they ran.
+
+    Code under test that removes or floods them changes them too: as infrastructure trouble it
+    would let an agent choose which episodes count.
+    """
     try:
         return _digest_tests(sandbox, plan) != before
     except (TaskError, ArchiveTooLargeError):
