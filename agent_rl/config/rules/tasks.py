@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 
 from agent_rl.config.rules.fault import Fault, Rule, untouched
 from agent_rl.config.schema import AgentConfig, ImagesConfig, RunConfig, SandboxConfig, TasksConfig
+from agent_rl.tasks.images import ROWS
 from envs.actions import load_prompts
 from envs.errors import TaskError
 from envs.sandbox.docker.options import check_network
@@ -39,6 +40,8 @@ def _rows(config: RunConfig) -> Iterator[Fault]:
             )
         return
     yield from untouched("tasks", tasks, TasksConfig(), "tasks.kind=repair", ("bugs",))
+    if tasks.kind not in ROWS:
+        return
     if not tasks.rows:
         yield "tasks.rows", "got nothing, expected a file of rows or the name of a data set"
     if not 0 < tasks.heldout_fraction < 0.5:
