@@ -60,18 +60,22 @@ def train(
             "train.steps, train.save_every, train.keep_last and train.max_wall_s"
         ),
     ] = None,
+    other_tasks: Annotated[
+        bool,
+        typer.Option("--other-tasks", help="with --resume: go on although the tasks have changed"),
+    ] = False,
 ) -> None:
     """Train a policy and evaluate it on held-out tasks before and after."""
     from agent_rl.commands.train import train_command
 
     _refuse_evaluations("train", config)
-    train_command(config, overrides or [], resume)
+    train_command(config, overrides or [], resume, other_tasks=other_tasks)
 
 
 @app.command(
     name="eval",
     epilog="Examples: agent-rl eval runs/repair_tiny · agent-rl eval configs/repair_tiny.yaml "
-    "tasks.heldout_split=confirm · agent-rl eval runs/repair_tiny --step 50 · "
+    "tasks.heldout_split=confirm · agent-rl eval runs/repair_tiny --step 90 · "
     "agent-rl eval configs/eval/swebench_verified.yaml dataset.max_instances=10",
 )
 def evaluate(
@@ -135,7 +139,7 @@ def doctor(
 
 @app.command(
     epilog="Examples: agent-rl export runs/repair_tiny policies/mine · "
-    "agent-rl export runs/repair_tiny policies/mine --step 50 --dtype bfloat16"
+    "agent-rl export runs/repair_tiny policies/mine --step 90 --dtype bfloat16"
 )
 def export(
     source: Annotated[Path, typer.Argument(help="a run folder, or one of its checkpoints")],
@@ -208,7 +212,7 @@ def _evaluation_of(source: Path) -> EntryPoint | None:
 
 
 def _doctor_of(source: Path | None) -> CheckNeeds | None:
-    """What checks ``source`` when it is an evaluation's: ``doctor`` beside what evaluates it."""
+    """Return what checks ``source`` if it is an evaluation's: the ``doctor`` beside its command."""
     if source is None or (point := _evaluation_of(source)) is None:
         return None
     return import_module(point.module).doctor

@@ -1,4 +1,4 @@
-"""What the loop needs from an engine and from a trainer."""
+"""The engine and the trainer as the loop needs them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Generator(Protocol):
 
 
 class Scored(Protocol):
-    """What a trainer thinks of one sample."""
+    """One sample under the trainer's current weights."""
 
     @property
     def logprobs(self) -> Floats:

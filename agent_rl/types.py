@@ -25,7 +25,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class Status(StrEnum):
-    """How a trajectory ended. Only the first two carry a reward."""
+    """The ways a trajectory ends. Only the first two carry a reward."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"  # a limit on turns, tokens or malformed actions ended it
@@ -63,7 +63,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class Completion:
-    """What an engine answers. ``routed_experts`` covers rows
+    """An engine's answer. ``routed_experts`` covers rows
     ``[routed_experts_start, len(prompt) + len(token_ids) - 1)``."""
 
     token_ids: TokenIds  # [N] sampled ids, the stop token included
@@ -140,7 +140,7 @@ class Trajectory:
 
     @property
     def is_valid(self) -> bool:
-        """Whether it may be learnt from: it has a reward."""
+        """True where it has a reward, so that it may be learnt from."""
         return self.reward is not None
 
 
@@ -155,6 +155,13 @@ class Group:
     @property
     def valid(self) -> list[Trajectory]:
         return [t for t in self.trajectories if t.is_valid]
+
+
+def release_rows(groups: Sequence[Group]) -> None:
+    """Give the routing rows of these groups back to the cache."""
+    for trajectory in (t for group in groups for t in group.trajectories):
+        if trajectory.routed_experts is not None:
+            trajectory.routed_experts.release()
 
 
 @dataclass(frozen=True)

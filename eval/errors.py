@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent_rl.errors import AgentRLError
+from agent_rl.rollout.episode import NoRoomError
 
 
 class EvalError(AgentRLError):
@@ -29,5 +30,7 @@ class ModelError(EvalError):
     """The model's endpoint failed for good; an infrastructure failure, never a wrong answer."""
 
 
-class ContextFullError(ModelError):
+class ContextFullError(ModelError, NoRoomError):
     """The dialogue no longer fits the model's context; the episode ends with what it has."""
+
+    limit = "context_full"

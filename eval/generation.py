@@ -13,11 +13,11 @@ from agent_rl.view.record import EpisodeRecord
 from envs.actions import Prompts
 from envs.base import Env
 from envs.tasks.swebench import SweBenchRow
-from eval.agent import play_episode
 from eval.config import SuiteConfig
+from eval.episode import play_episode
 from eval.errors import TooManyFailuresError
 from eval.folder import EvalFolder
-from eval.models.base import ChatModel
+from eval.models.base import Model
 from eval.predictions import Prediction, append_prediction, read_predictions
 
 OnEpisode = Callable[[EpisodeRecord, int, int], None]  # record, episodes done, of
@@ -29,7 +29,7 @@ FillPrompts = Callable[[SweBenchRow], Prompts]
 class GenerationParts:
     """What episodes are played with."""
 
-    model: ChatModel
+    model: Model
     make_env: EnvFactory
     fill_prompts: FillPrompts
     executor: Executor

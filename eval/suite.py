@@ -26,7 +26,7 @@ from eval.harness import (
     check_harness,
     foreign_images,
 )
-from eval.models import ChatModel, EngineChat, OpenAIChat, ScriptedChat, load_script
+from eval.models import EngineChat, Model, OpenAIChat, ScriptedChat, load_script
 from eval.predictions import Prediction, read_predictions, write_predictions
 from eval.report import Report, Result, check_sum, make_result
 from eval.show import write_pages
@@ -118,7 +118,7 @@ def suite_rows(config: SuiteConfig) -> list[SweBenchRow]:
     return rows[: dataset.max_instances] if dataset.max_instances else rows
 
 
-def make_model(config: ModelConfig, stop: Sequence[str] = (), system_prompt: str = "") -> ChatModel:
+def make_model(config: ModelConfig, stop: Sequence[str] = (), system_prompt: str = "") -> Model:
     """The model that a configuration names. ``system_prompt`` is for engines whose renderer puts
     it in; others find it in the dialogue. Raises ModelError, ConfigError."""
     if config.kind == "scripted":
@@ -139,7 +139,7 @@ def make_model(config: ModelConfig, stop: Sequence[str] = (), system_prompt: str
     )
 
 
-def _engine_model(config: ModelConfig, system_prompt: str) -> ChatModel:
+def _engine_model(config: ModelConfig, system_prompt: str) -> Model:
     from agent_rl.config.reading import load_config
     from agent_rl.model.policies import policy_folder
     from agent_rl.run.parts import ENGINES, RENDERERS

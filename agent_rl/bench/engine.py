@@ -1,4 +1,4 @@
-"""What routing rows cost on a real inference server: rows, bytes, client CPU, tokens per second.
+"""The cost of routing rows on a real inference server: rows, bytes, client CPU, tokens per second.
 
 The workload is a group: one prompt, ``num_samples`` conversations of ``num_turns`` turns, each turn
 sampling ``new_tokens`` and adding ``observed_tokens``. The first sample's first turn goes ahead, so
@@ -121,7 +121,7 @@ async def measure(
 
 @dataclass(frozen=True)
 class _Cost:
-    """What one run of the workload took."""
+    """The cost of one run of the workload."""
 
     wall_s: float
     cpu_s: float  # of the server

@@ -1,4 +1,4 @@
-"""How much faster a step is when the next rollout runs beside the update.
+"""The time of a step with the next rollout beside the update, over one in turns.
 
 Short runs from the same weights, one of each kind a round, in another order each round; a ratio is
 taken inside a round. A run's first and last step do not count, nothing runs beside their ends.

@@ -1,4 +1,4 @@
-"""How far rollout and training are apart on the same trajectories, one row a way of replaying.
+"""The distance of rollout and training on the same trajectories, one row per way of replaying.
 
 A policy plays held-out tasks with an engine of some precision; a float32 trainer with the same
 weights scores the very same tokens. What a mode means for these two passes:

@@ -1,4 +1,4 @@
-"""What R2 is for: the gap between the trainer's own two passes, which the rollout never sees.
+"""The gap that R2 closes: between the trainer's own two passes, which the rollout never sees.
 
 The old-policy pass runs under the weights of the rollout; every later pass of the update runs under
 weights that have moved, and its live router may choose other experts for the same token. Three

@@ -1,4 +1,4 @@
-"""Which experts a trainer's routers really used, read from Megatron's own routing maps.
+"""The experts that a trainer's routers really used, read from Megatron's own routing maps.
 
 Replay is judged by what the token dispatcher receives, not by what was handed in: every router's
 output is caught on its way out, whatever code chose the experts.

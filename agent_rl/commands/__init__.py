@@ -1,1 +1,1 @@
-"""What each ``agent-rl`` command does; ``cli`` holds only their arguments."""
+"""The bodies of the ``agent-rl`` commands; ``cli`` holds only their arguments."""

@@ -1,4 +1,4 @@
-"""What ``eval``, ``rollout``, ``bench`` and ``export`` read: a run, a checkpoint or a config."""
+"""The source of ``eval``, ``rollout``, ``bench`` and ``export``: a run, checkpoint or config."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def open_source(
 def from_checkpoint(
     source: Path, step: int | None, console: Console, take: Callable[[Path], _T]
 ) -> _T:
-    """What ``take`` makes of a checkpoint of ``source``, see :func:`find_checkpoint`.
+    """Return what ``take`` makes of a checkpoint of ``source``, see :func:`find_checkpoint`.
 
     ``take`` raises ``CheckpointGoneError`` when a run that goes on has removed the checkpoint in
     the meantime; then the newer one is taken, unless this very one was asked for.

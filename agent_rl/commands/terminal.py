@@ -1,4 +1,4 @@
-"""Where commands print. What they print is data: a path like ``runs/a[red]b`` is shown as it is.
+"""The console of commands. A path like ``runs/a[red]b`` is data, and is shown as it is.
 
 Rich would read ``[red]`` as a colour, ``agent-rl[cluster]`` as a tag to leave out and ``:bug:`` as
 a picture. Colours are given as ``style=`` or as ``rich.text.Text``, never inside a string.

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from agent_rl.commands.terminal import make_console
 from agent_rl.config.reading import dump_config, load_config
+from agent_rl.config.rules.training import check_training, refuse
 from agent_rl.config.schema import RunConfig
 from agent_rl.config.suggestions import command_line
 from agent_rl.errors import ConfigError
@@ -33,10 +34,17 @@ from agent_rl.trainer.checkpoint import NO_ROOM, CheckpointStore
 _LIVE_ALONE = "  of a few samples, live routers"  # where the engine's rows are not known
 
 
-def train_command(config_path: Path | None, overrides: Sequence[str], resume: Path | None) -> None:
+def train_command(
+    config_path: Path | None,
+    overrides: Sequence[str],
+    resume: Path | None,
+    *,
+    other_tasks: bool = False,
+) -> None:
     """Start or resume a run, show it, and print what came out.
 
-    A resumed run has its configuration; ``overrides`` may change how it is carried out.
+    A resumed run has its configuration; ``overrides`` may change how it is carried out, and
+    ``other_tasks`` lets it go on although its tasks are others by now.
     """
     console = make_console()
     if resume is not None and config_path is not None and "=" in str(config_path):
@@ -47,7 +55,9 @@ def train_command(config_path: Path | None, overrides: Sequence[str], resume: Pa
         folder, config = _resumed(resume, overrides)
     else:
         assert config_path is not None
-        folder, config = _new_run(load_config(config_path, overrides))
+        config = load_config(config_path, overrides)
+        refuse(check_training(config))
+        folder, config = _new_run(config)
     if (finished := finished_summary(folder, config)) is not None:
         folder.close()
         console.print(
@@ -60,12 +70,17 @@ def train_command(config_path: Path | None, overrides: Sequence[str], resume: Pa
 
     try:
         with _disk_full_as_error(folder.path), make_display(console) as display:
-            summary = run_interruptible(run_training(config, folder, display))
-    except Interrupted:
-        console.print(f"stopped; continue with: {_resume_line(folder.path)}", soft_wrap=True)
+            summary = run_interruptible(
+                run_training(config, folder, display, other_tasks=other_tasks)
+            )
+    except (Interrupted, KeyboardInterrupt):  # the second kind is a second Ctrl-C
+        if folder.has_begun():
+            console.print(f"stopped; continue with: {_resume_line(folder.path)}", soft_wrap=True)
         raise
     finally:
         folder.close()
+        if resume is None and not folder.has_begun():
+            shutil.rmtree(folder.path, ignore_errors=True)  # nothing came of it: free the name
     _show(console, summary, folder)
 
 
@@ -182,13 +197,13 @@ def _show(console: Console, summary: Summary, folder: RunFolder) -> None:
 
 
 def _staleness_rows(summary: Summary) -> list[tuple[str, str]]:
-    """Where rollouts were of older weights, which all of the KL above then holds too."""
+    """Say that rollouts were of older weights, which is part of the KL above."""
     behind = summary.staleness_mean
     return [("  rollouts behind, weight versions", f"{behind:.2f}")] if behind > 0 else []
 
 
 def _replay_rows(summary: Summary) -> list[tuple[str, str]]:
-    """What replay is worth, on the same samples; nothing where the run did not measure it."""
+    """Say what replay is worth, on the same samples; nothing where the run did not measure it."""
     live = "  of the same samples, live routers" if summary.kl_replay_mean > 0 else _LIVE_ALONE
     rows = (
         ("  of a few samples, replayed", summary.kl_replay_mean),

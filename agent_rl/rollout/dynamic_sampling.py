@@ -18,10 +18,9 @@ from typing import Protocol
 
 from agent_rl.config.objective import objective
 from agent_rl.config.schema import RunConfig
-from agent_rl.rollout.ahead import release_rows
 from agent_rl.rollout.samples import has_signal
 from agent_rl.tasks.curriculum import Curriculum
-from agent_rl.types import Group
+from agent_rl.types import Group, release_rows
 from envs.base import Task
 
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from agent_rl.metrics.rollout import resolve_rate
 from agent_rl.metrics.summary import Evaluation
-from agent_rl.rollout.ahead import release_rows
 from agent_rl.run.parts import Rollout, collect_heldout
-from agent_rl.types import Group, Trajectory
+from agent_rl.types import Group, Trajectory, release_rows
 from envs.base import Task
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 
 import orjson
 
 from agent_rl.config.objective import advice
 from agent_rl.config.schema import RunConfig
+from agent_rl.errors import AgentRLError, CheckpointError
 from agent_rl.loop import train_steps
 from agent_rl.metrics.alarm import alarm_text, ends_run
 from agent_rl.metrics.display import Display
@@ -19,17 +21,20 @@ from agent_rl.metrics.sink import MetricsSink
 from agent_rl.metrics.summary import Evaluation, Summary, summarize
 from agent_rl.run.evaluation import evaluate, evaluation_from_json
 from agent_rl.run.parts import Assembly, assemble
-from agent_rl.run.resume import changes_since, record_config
+from agent_rl.run.resume import TaskRecord, changes_since, record_run, require_same_tasks
 from agent_rl.store.run_folder import RunFolder, read_metrics, write_aside
 from agent_rl.store.trajectories import write_trajectories
 from agent_rl.trainer.checkpoint import CheckpointStore
 from agent_rl.types import Group
 
 
-async def run_training(config: RunConfig, folder: RunFolder, display: Display) -> Summary:
+async def run_training(
+    config: RunConfig, folder: RunFolder, display: Display, *, other_tasks: bool = False
+) -> Summary:
     """Run ``config`` in ``folder``, continuing from its newest verified checkpoint if it has one.
 
-    Cancelling keeps every completed step: the last one is saved on the way out.
+    Whatever ends the run keeps every completed step: the last one is saved on the way out.
+    ``other_tasks`` lets a resumed run go on although its tasks have changed.
     """
     display.note(f"run folder: {folder.path}")
     for text in advice(config):
@@ -38,7 +43,7 @@ async def run_training(config: RunConfig, folder: RunFolder, display: Display) -
     parts = assemble(config, on_rollout=lambda n, m: display.activity("rollout", n, m))
     try:
         run = _TrainingRun(config, folder, display, parts)
-        first_step = await run.restore()
+        first_step = await run.restore(other_tasks=other_tasks)
         before = await run.evaluation("before")
         with MetricsSink(folder.metrics_file, folder.tensorboard) as sink:
             run.sink = sink
@@ -47,6 +52,9 @@ async def run_training(config: RunConfig, folder: RunFolder, display: Display) -
                 await train_steps(loop, run, first_step=first_step)
             except asyncio.CancelledError:
                 run.save_if_consistent()
+                raise
+            except Exception:
+                run.save_after_failure()
                 raise
         run.save_if_consistent()
         after = await run.evaluation("after")
@@ -70,7 +78,11 @@ class _TrainingRun:
         self._saved_step = -1
         self._wall_s = 0.0
 
-    async def restore(self) -> int:
+    @cached_property
+    def _tasks(self) -> TaskRecord:
+        return TaskRecord.of(self._parts.loop.curriculum.tasks)
+
+    async def restore(self, *, other_tasks: bool = False) -> int:
         """Load the newest verified checkpoint; returns the first step to run.
 
         Raises CheckpointError: none can be trusted, or it is of a run with other tasks.
@@ -81,6 +93,7 @@ class _TrainingRun:
                 self._display.note(f"checkpoint {skipped.name} not used: {skipped.reason}")
             for change in changes_since(newest.folder, self._config):
                 self._display.note(f"not as step {newest.step} was trained: {change}")
+            self._check_tasks(newest.folder, accept=other_tasks)
             trainer = self._parts.loop.trainer
             trainer.load(newest.folder)
             await self._parts.loop.engine.load_weights(
@@ -97,6 +110,14 @@ class _TrainingRun:
         (self._folder.path / "evaluation-after.json").unlink(missing_ok=True)
         self._wall_s = sum(row["time_step_s"] for row in read_metrics(self._folder.metrics_file))
         return self._step + 1
+
+    def _check_tasks(self, checkpoint: Path, *, accept: bool) -> None:
+        try:
+            require_same_tasks(checkpoint, self._tasks)
+        except CheckpointError as error:
+            if not accept:
+                raise
+            self._display.note(f"going on with other tasks, as asked: {error}")
 
     def step_done(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> bool:
         self._step, self._version = step, self._parts.loop.trainer.weight_version
@@ -117,6 +138,13 @@ class _TrainingRun:
         unsaved = self._step > max(0, self._saved_step)
         if unsaved and self._parts.loop.trainer.weight_version == self._version:
             self._save()
+
+    def save_after_failure(self) -> None:
+        """Save as :meth:`save_if_consistent` does; trouble with it is told, never raised."""
+        try:
+            self.save_if_consistent()
+        except (AgentRLError, OSError) as trouble:  # the failure before it is what ends the run
+            self._display.note(f"step {self._step} could not be saved: {trouble}")
 
     async def evaluation(self, name: str) -> Evaluation:
         """Evaluate the engine's current weights, or read back what this run measured already."""
@@ -166,7 +194,7 @@ class _TrainingRun:
 
         def write(path: Path) -> None:
             self._parts.loop.trainer.save(path)
-            record_config(path, self._config)
+            record_run(path, self._config, self._tasks)
 
         self._checkpoints.save(self._step, write)
         self._saved_step = self._step

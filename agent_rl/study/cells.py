@@ -33,7 +33,7 @@ ENGINES: Mapping[str, EngineDtype] = {name: name for name in get_args(EngineDtyp
 
 @dataclass(frozen=True)
 class Method:
-    """What is compared."""
+    """One method of the comparison."""
 
     title: str
     loss: Literal["grpo", "gspo"]
@@ -52,7 +52,7 @@ METHODS: Mapping[str, Method] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What all cells share; a folder holds cells of one setting."""
+    """The setting that all cells share; a folder holds cells of one setting."""
 
     engine_dtype: EngineDtype = "int4_simulated"
     steps: int = 25
@@ -64,7 +64,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Which cells there are. It may grow: finished cells of the folder stay finished."""
+    """The cells that there are. It may grow: finished cells of the folder stay finished."""
 
     methods: tuple[str, ...] = tuple(METHODS)
     mini_steps: tuple[int, ...] = (1, 4)

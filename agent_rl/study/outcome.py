@@ -1,4 +1,4 @@
-"""What a finished cell says: held-out rate, mismatch, and whether it collapsed."""
+"""The outcome of a finished cell: held-out rate, mismatch, and whether it collapsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tasks a step asks: a function of seed and step alone, so a resume needs no state."""
+"""The tasks of each step: a function of seed and step alone, so a resume needs no state."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ class Curriculum(Generic[_T]):
     def __init__(self, tasks: Sequence[_T], per_step: int, seed: int) -> None:
         self._tasks, self._per_step, self._seed = tasks, per_step, seed
         self._epoch, self._order = -1, list[int]()
+
+    @property
+    def tasks(self) -> Sequence[_T]:
+        """All tasks, in the order that the run's kind of task gives them."""
+        return self._tasks
 
     def at(self, step: int) -> list[_T]:
         """Tasks of ``step`` (from 1). Every task is asked once before any is asked again."""

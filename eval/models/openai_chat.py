@@ -16,9 +16,11 @@ from tenacity import (
     wait_random,
 )
 
+from agent_rl.rollout.episode import Answer
+from envs.actions import Prompts
 from envs.actions.observation import unicode_only
 from eval.errors import ContextFullError, ModelError
-from eval.models.base import ChatReply, Message
+from eval.models.base import ChatSpeaker, Message
 
 _PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _TOO_LONG = re.compile(r"context.{0,20}(length|window)|maximum.{0,30}tokens|too (long|many tokens)")
@@ -97,7 +99,10 @@ class OpenAIChat:
                 " set the environment variable that model.api_key_env names"
             )
 
-    async def reply(self, episode: str, messages: Sequence[Message]) -> ChatReply:
+    def speaker(self, episode: str, prompts: Prompts) -> ChatSpeaker:
+        return ChatSpeaker(self, episode, prompts)
+
+    async def reply(self, episode: str, messages: Sequence[Message]) -> Answer:
         self._troubles.pop(episode, None)
         body = {
             "model": self._model,
@@ -139,14 +144,14 @@ class OpenAIChat:
             content = _THINKING.sub("", content, count=1) if "</think>" in content else content
         return {"role": message.role, "content": unicode_only(content)}
 
-    async def _try(self, episode: str, body: Mapping[str, Any]) -> ChatReply:
+    async def _try(self, episode: str, body: Mapping[str, Any]) -> Answer:
         try:
             return await self._ask(body)
         except _PassingError as error:
             self._troubles[episode] = str(error)
             raise
 
-    async def _ask(self, body: Mapping[str, Any]) -> ChatReply:
+    async def _ask(self, body: Mapping[str, Any]) -> Answer:
         try:
             answer = await self._http.post("/chat/completions", json=body)
         except httpx.TransportError as error:
@@ -164,7 +169,7 @@ class OpenAIChat:
             ) from error
 
 
-def _read(body: Mapping[str, Any]) -> ChatReply:
+def _read(body: Mapping[str, Any]) -> Answer:
     choice = body["choices"][0]
     message: Mapping[str, Any] = choice["message"]
     usage: Mapping[str, Any] = body.get("usage") or {}
@@ -172,11 +177,11 @@ def _read(body: Mapping[str, Any]) -> ChatReply:
     content = message.get("content") or ""
     if not isinstance(content, str) or not isinstance(reasoning, str):
         raise TypeError("content is no text")
-    return ChatReply(
+    return Answer(
         text=content,
         prompt_tokens=int(usage.get("prompt_tokens", 0)),
         completion_tokens=int(usage.get("completion_tokens", 0)),
-        was_cut=choice.get("finish_reason") == "length",
+        cut_by="max_new_tokens" if choice.get("finish_reason") == "length" else "",
         reasoning=reasoning,
     )
 

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from agent_rl.rollout.episode import Answer
+from envs.actions import Prompts
 from eval.errors import ModelError
-from eval.models.base import ChatReply, Message
+from eval.models.base import ChatSpeaker, Message
 
 ANY = "*"
 Script = Mapping[str, Sequence[str]]
@@ -35,7 +37,10 @@ class ScriptedChat:
         if not self._script:
             raise ModelError("the script is empty: expected replies by instance, or for '*'")
 
-    async def reply(self, episode: str, messages: Sequence[Message]) -> ChatReply:
+    def speaker(self, episode: str, prompts: Prompts) -> ChatSpeaker:
+        return ChatSpeaker(self, episode, prompts)
+
+    async def reply(self, episode: str, messages: Sequence[Message]) -> Answer:
         instance = episode.rpartition("/")[0] or episode
         lines = self._script.get(instance, self._script.get(ANY, ()))
         number = self._said[episode]
@@ -45,7 +50,7 @@ class ScriptedChat:
             )
         self._said[episode] += 1
         words = sum(len(message.content.split()) for message in messages)
-        return ChatReply(lines[number], words, len(lines[number].split()))
+        return Answer(lines[number], words, len(lines[number].split()))
 
     def trouble(self, episode: str) -> str:
         return ""

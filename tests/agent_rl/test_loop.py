@@ -10,7 +10,8 @@ from loop_fakes import FakeTrainer, group
 
 from agent_rl.config.schema import AlgorithmConfig, RunConfig, TrainConfig
 from agent_rl.engines.scripted import ScriptedGenerator
-from agent_rl.loop import LoopParts, is_due, time_split, train_steps
+from agent_rl.loop import LoopParts, is_due, train_steps
+from agent_rl.metrics.step_times import time_split
 from agent_rl.rollout.dynamic_sampling import Collector, collect_groups
 from agent_rl.tasks.curriculum import Curriculum
 from agent_rl.types import Group, Turn

@@ -11,9 +11,11 @@ from eval_fakes import run_blocking
 
 from agent_rl.errors import CapacityError, EngineError
 from agent_rl.protocols import Weights
+from agent_rl.rollout.episode import Answer
 from agent_rl.types import Completion, GenerateRequest, TokenIds
+from envs.actions import Prompts
 from eval.errors import ContextFullError, ModelError
-from eval.models import EngineChat, Message, ScriptedChat, load_script
+from eval.models import EngineChat, ScriptedChat, load_script
 from routing_cache import RowLayout
 
 
@@ -62,21 +64,24 @@ class Engine:
         return None
 
 
-def make(engine: Engine, max_tokens: int = 100) -> EngineChat:
-    return EngineChat(engine, Bytes(), name="e", max_tokens=max_tokens, max_new_tokens=8)
+PROMPTS = Prompts("S", "U")
+
+
+def make(engine: Engine, max_tokens: int = 100, max_new_tokens: int = 8) -> EngineChat:
+    return EngineChat(
+        engine, Bytes(), name="e", max_tokens=max_tokens, max_new_tokens=max_new_tokens
+    )
 
 
 def test_ids_of_earlier_turns_are_sent_again_as_they_were_sampled() -> None:
     engine = Engine()
-    model = make(engine)
+    speaker = make(engine).speaker("a/0", PROMPTS)
 
     async def talk() -> None:
-        messages = [Message("system", "S"), Message("user", "U")]
-        reply = await model.reply("a/0", messages)
-        assert (reply.text, reply.prompt_tokens, reply.completion_tokens) == ("ok", 5, 3)
-        messages += [Message("assistant", "changed on the way"), Message("user", "more")]
-        await model.reply("a/0", messages)
-        await model.end_episode("a/0")
+        answer = await speaker.answer("the issue, which the prompts hold")
+        assert answer == Answer("ok", prompt_tokens=5, completion_tokens=3)
+        await speaker.answer("more")
+        await speaker.close()
 
     run_blocking(talk())
     first, second = (request.token_ids.tolist() for request in engine.requests)
@@ -90,23 +95,21 @@ def test_a_system_message_is_left_to_a_renderer_that_has_it() -> None:
     model = EngineChat(
         engine, Bytes(), name="e", max_tokens=9, max_new_tokens=8, renders_system=True
     )
-    run_blocking(model.reply("a/0", [Message("system", "S"), Message("user", "U")]))
+    run_blocking(model.speaker("a/0", PROMPTS).answer(""))
     assert engine.requests[0].token_ids.tolist() == [1, *b"U"]
 
 
 def test_a_reply_that_was_cut_is_closed_before_the_next_message() -> None:
     engine = Engine()
-    model = EngineChat(engine, Bytes(), name="e", max_tokens=100, max_new_tokens=2)
+    speaker = make(engine, max_new_tokens=2).speaker("a/0", PROMPTS)
 
     async def talk() -> None:
-        messages = [Message("user", "U")]
-        reply = await model.reply("a/0", messages)
-        assert (reply.was_cut, reply.completion_tokens) == (True, 2)
-        messages += [Message("assistant", reply.text), Message("user", "more")]
-        await model.reply("a/0", messages)
+        answer = await speaker.answer("")
+        assert (answer.cut_by, answer.completion_tokens) == ("max_new_tokens", 2)
+        await speaker.answer("more")
 
     run_blocking(talk())
-    assert engine.requests[1].token_ids.tolist() == [1, *b"U", *b"ok", 0, 2, *b"more"]
+    assert engine.requests[1].token_ids.tolist() == [1, *b"S\n\nU", *b"ok", 0, 2, *b"more"]
 
 
 def test_every_sample_of_an_instance_draws_by_itself_and_the_same_in_every_run() -> None:
@@ -116,7 +119,7 @@ def test_every_sample_of_an_instance_draws_by_itself_and_the_same_in_every_run()
             engine, Bytes(), name="e", max_tokens=100, max_new_tokens=8, seed=run_seed
         )
         for episode in ("a/0", "a/1", "b/0"):
-            run_blocking(model.reply(episode, [Message("user", "U")]))
+            run_blocking(model.speaker(episode, PROMPTS).answer(""))
         return [request.sampling.seed for request in engine.requests]
 
     assert len(set(seeds(0))) == 3
@@ -137,7 +140,7 @@ def test_engine_trouble_has_the_right_name(
 ) -> None:
     model = make(Engine(error), max_tokens)
     with pytest.raises(ModelError) as caught:
-        run_blocking(model.reply("a/0", [Message("user", "hello")]))
+        run_blocking(model.speaker("a/0", PROMPTS).answer(""))
     assert type(caught.value) is kind
 
 

@@ -9,8 +9,9 @@ import httpx
 import pytest
 from eval_fakes import run_blocking
 
+from agent_rl.rollout.episode import Answer
 from eval.errors import ContextFullError, ModelError
-from eval.models import ChatReply, Message, OpenAIChat
+from eval.models import Message, OpenAIChat
 
 MESSAGES = [
     Message("system", "s"),
@@ -27,13 +28,13 @@ GOOD = {
     ],
     "usage": {"prompt_tokens": 7, "completion_tokens": 3},
 }
-Answer = httpx.Response | Exception
+Response = httpx.Response | Exception
 
 
 class Server:
     """Answers in order; the last one again and again."""
 
-    def __init__(self, *answers: Answer) -> None:
+    def __init__(self, *answers: Response) -> None:
         self.answers = list(answers)
         self.requests: list[httpx.Request] = []
 
@@ -49,8 +50,8 @@ class Server:
         return json.loads(self.requests[-1].content)
 
 
-def ask(server: Server, **settings: object) -> ChatReply:
-    async def go() -> ChatReply:
+def ask(server: Server, **settings: object) -> Answer:
+    async def go() -> Answer:
         model = make(server, **settings)
         try:
             return await model.reply("a/0", MESSAGES)
@@ -69,7 +70,7 @@ def make(server: Callable[[httpx.Request], httpx.Response], **settings: object) 
 def test_a_request_is_what_the_interface_asks_for() -> None:
     server = Server(httpx.Response(200, json=GOOD))
     reply = ask(server, api_key="secret", temperature=0.5, max_new_tokens=9, stop=["</function>"])
-    assert reply == ChatReply("text", 7, 3, was_cut=True, reasoning="hm")
+    assert reply == Answer("text", 7, 3, cut_by="max_new_tokens", reasoning="hm")
     request = server.requests[0]
     assert str(request.url) == "http://host/v1/chat/completions"
     assert request.headers["authorization"] == "Bearer secret"
@@ -108,7 +109,7 @@ def test_thinking_can_be_kept() -> None:
         httpx.Response(200, json={"choices": [{"message": {"content": [1]}}]}),
     ],
 )
-def test_passing_trouble_is_tried_again(trouble: Answer) -> None:
+def test_passing_trouble_is_tried_again(trouble: Response) -> None:
     server = Server(trouble, trouble, httpx.Response(200, json=GOOD))
     assert ask(server).text == "text"
     assert len(server.requests) == 3
@@ -140,7 +141,7 @@ def test_refusals_are_not_tried_again(text: str, kind: type[ModelError]) -> None
 
 def test_an_empty_answer_is_an_answer() -> None:
     empty = {"choices": [{"message": {"content": None}, "finish_reason": "stop"}]}
-    assert ask(Server(httpx.Response(200, json=empty))) == ChatReply("")
+    assert ask(Server(httpx.Response(200, json=empty))) == Answer("")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_an_empty_answer_is_an_answer() -> None:
         (httpx.Response(401), "refuses the key"),
     ],
 )
-def test_the_check_finds_what_would_fail_every_episode(answer: Answer, message: str) -> None:
+def test_the_check_finds_what_would_fail_every_episode(answer: Response, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         run_blocking(make(Server(answer)).check())
 

@@ -1,4 +1,4 @@
-"""How each shipped policy was made, by its folder name in ``assets``.
+"""The recipe of each shipped policy, by its folder name in ``assets``.
 
 The three ``bench_*`` policies differ in routing and nothing else: depth, width, attention, data,
 order and the 128 feed-forward units a token uses are the same. One expert that every token takes

@@ -15,8 +15,9 @@ from rollout_fakes import ScriptedEnv, run, says, words_tokenizer
 from agent_rl.config.schema import AgentConfig
 from agent_rl.engines.scripted import ScriptedGenerator, synthetic_rows
 from agent_rl.errors import EngineError
-from agent_rl.rollout.agent import check_completion, run_trajectory
+from agent_rl.rollout.agent import run_trajectory
 from agent_rl.rollout.chat import CompactRenderer
+from agent_rl.rollout.replies import check_completion
 from agent_rl.types import (
     Completion,
     GenerateRequest,
@@ -322,7 +323,7 @@ def test_failing_to_close_keeps_the_verdict() -> None:
 
     t = rollout(StuckEnv(), ScriptedGenerator(says(TOKENIZER, "submit")))
     assert (t.status, t.reward) == (Status.COMPLETED, 1.0)
-    assert t.error == "RuntimeError: still mounted"
+    assert t.error == "while closing: RuntimeError: still mounted"
 
 
 def test_a_weight_version_is_recorded_for_each_turn() -> None:

@@ -25,6 +25,7 @@ from envs.base import Task
 from routing_cache import RoutingCache
 
 LIMIT_S = 30.0
+OVERLAPPING = TrainConfig(steps=2, overlap_rollout=True)
 
 
 def task_of(name: str) -> Task:
@@ -166,11 +167,12 @@ def test_stopping_gives_the_rows_of_an_unused_rollout_back() -> None:
         return [leased(f"step{step}", (1.0, 0.0), released)]
 
     async def scenario() -> None:
-        async with RolloutAhead(collect) as rollouts:
-            assert len((await rollouts.take(1)).groups) == 1
-            rollouts.begin(2)
-            await rollouts.settle()
-        assert released == ["step2", "step2"]
+        async with RolloutAhead(collect, OVERLAPPING) as rollouts:
+            async with rollouts.take(1) as batch:
+                assert len(batch.groups) == 1
+                await rollouts.settle()  # until step 2 is there
+            assert released == ["step1", "step1"]
+        assert released == ["step1", "step1", "step2", "step2"]
 
     asyncio.run(scenario())
 
@@ -179,6 +181,8 @@ def test_leaving_cancels_a_rollout_in_progress() -> None:
     ended: list[str] = []
 
     async def collect(step: int) -> list[Group]:
+        if step == 1:
+            return []
         try:
             await asyncio.sleep(LIMIT_S)
         finally:
@@ -186,9 +190,8 @@ def test_leaving_cancels_a_rollout_in_progress() -> None:
         return []
 
     async def scenario() -> None:
-        async with RolloutAhead(collect) as rollouts:
-            rollouts.begin(1)
-            await asyncio.sleep(0)
+        async with RolloutAhead(collect, OVERLAPPING) as rollouts, rollouts.take(1):
+            await asyncio.sleep(0)  # until step 2 has begun
         assert ended == ["cancelled"]
 
     asyncio.run(scenario())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +23,13 @@ from agent_rl.config.schema import (
 )
 from agent_rl.errors import CheckpointError
 from agent_rl.metrics.sink import MetricsSink
+from agent_rl.run.parts import Assembly
 from agent_rl.run.resume import RECORD, changes_since
 from agent_rl.run.training_run import _TrainingRun
 from agent_rl.store.run_folder import RunFolder, read_metrics
+from agent_rl.tasks.curriculum import Curriculum
+from agent_rl.tasks.digest import tasks_digest
+from envs.base import Task
 
 METRICS = {"f_2": 0.0, "alarm_f2": 0.0, "replayed_fraction": 1.0, "time_step_s": 1.0}
 
@@ -112,3 +117,58 @@ def test_a_checkpoint_of_before_is_taken_as_it_is(tmp_path: Path, config: RunCon
     assert changes_since(tmp_path, config) == []
     (tmp_path / RECORD).write_text('{"seed": 0, "gone": {"key": 1}, "optim": {"gone": 2}}')
     assert changes_since(tmp_path, config) == []
+
+
+TASK = Task("a", "issue", {"a.py": b"x = 1"}, "a.py", (), {"t.py": b"assert x"}, {}, b"")
+
+
+def with_tasks(config: RunConfig, *tasks: Task) -> Assembly:
+    parts = assembly(config)
+    return replace(parts, loop=replace(parts.loop, curriculum=Curriculum(tasks, 1, seed=0)))
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        (TASK,),
+        (replace(TASK, task_id="b"), TASK),
+        (TASK, replace(TASK, task_id="b", hidden_files={"t.py": b"assert True"})),
+        (TASK, replace(TASK, task_id="b", issue="another issue")),
+    ],
+    ids=["one is gone", "another order", "other tests under the same name", "another issue"],
+)
+def test_tasks_that_changed_under_the_same_configuration_are_refused(
+    tmp_path: Path, config: RunConfig, now: tuple[Task, ...]
+) -> None:
+    before = (TASK, replace(TASK, task_id="b"))
+    folder, notes = RunFolder.create(config), Notes()
+    with closing(folder):
+        run = _TrainingRun(config, folder, notes, with_tasks(config, *before))
+        with MetricsSink(folder.metrics_file, folder.tensorboard) as run.sink:
+            run.step_done(1, [group("g", (1.0, 0.0))], dict(METRICS))
+        asyncio.run(_TrainingRun(config, folder, notes, with_tasks(config, *before)).restore())
+        changed = _TrainingRun(config, folder, notes, with_tasks(config, *now))
+        with pytest.raises(CheckpointError, match=rf"got={len(now)} tasks .*expected=2 with"):
+            asyncio.run(changed.restore())
+        assert asyncio.run(changed.restore(other_tasks=True)) == 2
+    assert "going on with other tasks, as asked" in notes.texts[-2]
+
+
+def test_a_digest_of_tasks_tells_fields_apart_and_is_the_same_in_every_process() -> None:
+    assert tasks_digest([TASK]) == "0d204deee2119553"
+    others = [
+        replace(TASK, task_id="aissue", issue=""),
+        replace(TASK, files={"a.py": b"x = 1", "b.py": b""}),
+        replace(TASK, metadata={"family": "step"}),
+    ]
+    assert len({tasks_digest([task]) for task in [TASK, *others]}) == 4
+
+
+def test_more_steps_are_told_only_where_they_change_the_rate(
+    folder: RunFolder, config: RunConfig
+) -> None:
+    longer = replace(config, train=replace(config.train, steps=20))
+    assert resume(folder, longer) == ["resuming after step 2"]
+    decaying = replace(longer, optim=OptimConfig(decay="linear"))
+    notes = resume(folder, decaying)
+    assert any("train.steps: got=20 expected=9 (the learning rate" in note for note in notes)

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
-from loop_fakes import FakeTrainer, Notes, assembly
+from loop_fakes import FakeTrainer, Notes, assembly, group
 
 from agent_rl.config.schema import RunConfig, TrainConfig
-from agent_rl.errors import CheckpointError
+from agent_rl.errors import CheckpointError, EngineError, TrainerError
+from agent_rl.metrics.summary import Evaluation
+from agent_rl.run import training_run
 from agent_rl.run.parts import Assembly
 from agent_rl.run.training_run import _TrainingRun
 from agent_rl.store.run_folder import RunFolder, read_metrics, write_aside
 from agent_rl.trainer.checkpoint import MANIFEST, CheckpointStore
+from agent_rl.types import Group, TrainSample
+from envs.base import Task
 
 
 @pytest.fixture
@@ -100,3 +107,71 @@ def test_a_damaged_checkpoint_does_not_push_a_good_one_out(run_folder) -> None:
     found = store.latest()
     assert found is not None
     assert (found.step, found.skipped) == (11, ())
+
+
+class Breaks:
+    """A collector whose rollout fails in one step, and evaluations that cost nothing."""
+
+    def __init__(self, rollout_at: int = 0, error: Exception | None = None):
+        self.rollout_at = rollout_at
+        self.error = error or EngineError("the engine is gone")
+
+    async def collect(self, tasks: Sequence[Task], step: int, first_group: int = 0) -> list[Group]:
+        if step == self.rollout_at:
+            raise self.error
+        return [group(f"step{step}", (1.0, 0.0))]
+
+    async def evaluate(self, name: str) -> Evaluation:
+        return Evaluation(0.5, 2, 0, {}, 1.0)
+
+
+class Torn(FakeTrainer):
+    """A trainer whose third step fails between two of its optimizer steps."""
+
+    torn = False
+
+    def step(self, samples: Sequence[TrainSample]) -> dict[str, float]:
+        self.torn = self.weight_version == 2
+        if self.torn:
+            raise TrainerError("no finite gradient")
+        return super().step(samples)
+
+    def save(self, folder: Path) -> None:
+        if self.torn:
+            raise TrainerError("a step failed while the weights moved")
+        super().save(folder)
+
+
+def run_until_it_breaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: Breaks, trainer: FakeTrainer
+) -> tuple[RunFolder, list[str]]:
+    train = TrainConfig(steps=6, save_every=10, mismatch_every=0)
+    config = RunConfig(name="r", run_root=str(tmp_path), train=train)
+    parts = assembly(config)
+    parts = replace(parts, loop=replace(parts.loop, collect=breaks.collect, trainer=trainer))
+    monkeypatch.setattr(training_run, "assemble", lambda config, on_rollout: parts)
+    monkeypatch.setattr(training_run._TrainingRun, "evaluation", breaks.evaluate)
+    folder, notes = RunFolder.create(config), Notes()
+    with pytest.raises(type(breaks.error)):
+        asyncio.run(training_run.run_training(config, folder, notes))
+    return folder, notes.texts
+
+
+@pytest.mark.parametrize("error", [EngineError("gone"), OSError(28, "full"), ValueError("a bug")])
+def test_a_failure_in_step_four_loses_none_of_the_three_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    breaks = Breaks(rollout_at=4, error=error)
+    folder, _ = run_until_it_breaks(tmp_path, monkeypatch, breaks, FakeTrainer())
+    with closing(folder):
+        assert CheckpointStore(folder.checkpoints).steps() == [3]
+
+
+def test_a_trainer_whose_weights_lie_between_two_versions_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks = Breaks(error=TrainerError("no finite gradient"))
+    folder, notes = run_until_it_breaks(tmp_path, monkeypatch, breaks, Torn())
+    with closing(folder):
+        assert CheckpointStore(folder.checkpoints).steps() == []
+    assert any("step 2 could not be saved: a step failed while" in text for text in notes)

@@ -10,13 +10,14 @@ import httpx
 import pytest
 from eval_fakes import FakeEnv, run_blocking
 
+from agent_rl.rollout.episode import Answer
 from agent_rl.view.record import EpisodeRecord
 from envs.actions import Prompts
 from envs.errors import InfrastructureError
-from eval.agent import play_episode
 from eval.config import AgentLoopConfig
+from eval.episode import play_episode
 from eval.errors import ContextFullError, ModelError
-from eval.models import ChatModel, ChatReply, Message, OpenAIChat, ScriptedChat
+from eval.models import Message, Model, OpenAIChat, ScriptedChat
 
 PROMPTS = Prompts("system", "user")
 
@@ -27,9 +28,7 @@ def play(
     return run_blocking(_play(env, ScriptedChat({"*": replies}), limits))
 
 
-async def _play(
-    env: FakeEnv, model: ChatModel, limits: AgentLoopConfig | None = None
-) -> EpisodeRecord:
+async def _play(env: FakeEnv, model: Model, limits: AgentLoopConfig | None = None) -> EpisodeRecord:
     with ThreadPoolExecutor(1) as executor:
         return await play_episode(
             lambda: env,
@@ -155,11 +154,11 @@ class FullModel(ScriptedChat):
         self.error = error
         self.seen: list[list[Message]] = []
 
-    async def reply(self, episode: str, messages: Sequence[Message]) -> ChatReply:
+    async def reply(self, episode: str, messages: Sequence[Message]) -> Answer:
         self.seen.append(list(messages))
         if len(messages) > 2:
             raise self.error
-        return ChatReply("look", was_cut=True)
+        return Answer("look", cut_by="max_new_tokens")
 
 
 def test_a_full_context_hands_in_what_there_is() -> None:
