@@ -27,7 +27,7 @@ def _weight(rows: int, columns: int, dtype: torch.dtype) -> torch.nn.Parameter:
 
 
 class RMSNorm(torch.nn.Module):
-    """Takes its width by either name, as Transformer Engine does: Megatron 0.16 gives the second."""
+    """Takes its width by either name: Megatron 0.16.1 gives the second."""
 
     def __init__(
         self,
