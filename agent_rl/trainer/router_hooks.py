@@ -64,7 +64,7 @@ class LayerHook:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(scores, ids) ``[N, K]`` of the chosen experts, differentiable in ``scores [N, E]``."""
 
-        # Megatron 0.19.2 does not sort where gradients are off: last bits of the gates would differ.
+        # Without gradients Megatron 0.19.2 does not sort: last bits of the gates would differ.
         @torch.enable_grad()
         def top_k(of: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return default_compute_topk(of, topk, num_groups, group_topk)
