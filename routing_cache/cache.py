@@ -12,12 +12,12 @@ from routing_cache.digest import DEFAULT_KEY, Digester
 from routing_cache.errors import ConcurrencyError, LayoutError, RoutingCacheError
 from routing_cache.eviction import Evictor
 from routing_cache.lease import RowsLease
-from routing_cache.memory import RowStore
+from routing_cache.row_store import RowStore
 from routing_cache.provenance import ConflictPolicy, DisagreementCounts, DisagreementMeter
 from routing_cache.radix_tree import TOKEN_BYTES, Node, NodeLru, RadixTree
-from routing_cache.routed_experts import RowLayout, as_token_ids
+from routing_cache.layout import RowLayout, as_token_ids
 from routing_cache.row_index import RowIndex
-from routing_cache.segments import Segment, contiguous_from, overlay_known
+from routing_cache.row_segments import Segment, contiguous_from, overlay_known
 from routing_cache.session import Session
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from routing_cache.digest import Digester
 from routing_cache.errors import ClosedError
-from routing_cache.memory import RowStore
-from routing_cache.routed_experts import RowLayout
-from routing_cache.segments import Segment, Slab
-from routing_cache.view import SegmentRows
+from routing_cache.row_store import RowStore
+from routing_cache.layout import RowLayout
+from routing_cache.row_segments import Segment, Slab
+from routing_cache.sequence_rows import SegmentRows
 
 
 class RowsLease(SegmentRows):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from routing_cache.errors import PayloadError, RowCountError
 from routing_cache.payload_arrays import DEFAULT_MAX_BYTES, Dtype, decode_base64, vllm_array
-from routing_cache.routed_experts import RowLayout, Rows
+from routing_cache.layout import RowLayout, Rows
 
 
 @dataclass(frozen=True)

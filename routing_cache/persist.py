@@ -23,9 +23,9 @@ from routing_cache.codec.header import check_size
 from routing_cache.errors import BudgetError, CodecError, LayoutError
 from routing_cache.provenance import ConflictPolicy, Kind, Provenance
 from routing_cache.radix_tree import TOKEN_BYTES, Node, RadixTree
-from routing_cache.routed_experts import RowLayout
+from routing_cache.layout import RowLayout
 from routing_cache.row_index import RowIndex
-from routing_cache.segments import Segment, Slab
+from routing_cache.row_segments import Segment, Slab
 
 _MAGIC = b"RRCACHE1"
 _PREFIX = struct.Struct("<8sQ")  # magic, bytes of the JSON index

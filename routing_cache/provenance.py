@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routing_cache.errors import RowCountError
-from routing_cache.routed_experts import Mask, Rows
+from routing_cache.layout import Mask, Rows
 
 ConflictPolicy = Literal["first", "latest"]
 Kind = Literal["decode", "prefill"]

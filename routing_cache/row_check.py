@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from routing_cache.errors import LayoutError, RowCountError
-from routing_cache.routed_experts import Mask, RowLayout, Rows, expand_mask
+from routing_cache.layout import Mask, RowLayout, Rows, expand_mask
 
 try:
     from routing_cache._kernel import all_rows_good

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from routing_cache.errors import BudgetError, ClosedError, RowCountError
 from routing_cache.lease import RowsLease
-from routing_cache.memory import SlabWriter
+from routing_cache.row_store import SlabWriter
 from routing_cache.provenance import Comparison, Provenance, RoleSpan, check_roles, role_code
 from routing_cache.radix_tree import (
     NODE_BYTES,
@@ -19,10 +19,10 @@ from routing_cache.radix_tree import (
     RadixTree,
     common_prefix_bytes,
 )
-from routing_cache.reply import Found, Reply, check_start, plan_new, plan_overlap, read_reply
-from routing_cache.routed_experts import TokenIds, as_token_ids
+from routing_cache.reply_plan import Found, Reply, check_start, plan_new, plan_overlap, read_reply
+from routing_cache.layout import TokenIds, as_token_ids
 from routing_cache.row_index import RowIndex
-from routing_cache.segments import Segment, Slab, clip_all, overlay
+from routing_cache.row_segments import Segment, Slab, clip_all, overlay
 
 if TYPE_CHECKING:
     from routing_cache.cache import RoutingCache

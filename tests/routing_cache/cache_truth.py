@@ -9,9 +9,9 @@ import numpy as np
 
 from routing_cache import RoutingCache, RowLayout, RowsLease
 from routing_cache.radix_tree import TOKEN_BYTES, Node
-from routing_cache.routed_experts import Rows
+from routing_cache.layout import Rows
 from routing_cache.row_index import RowIndex
-from routing_cache.segments import Slab
+from routing_cache.row_segments import Slab
 
 LAYOUT = RowLayout(num_hidden_layers=3, moe_layers=(1, 2), num_experts=16, moe_top_k=2)
 TOY = RowLayout(num_hidden_layers=4, moe_layers=(1, 2, 3), num_experts=8, moe_top_k=2)

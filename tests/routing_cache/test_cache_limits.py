@@ -24,7 +24,7 @@ from routing_cache import (
 )
 from routing_cache.codec import decode, encode, header
 from routing_cache.digest import Digester
-from routing_cache.pack_format import _COUNTS, _PREFIX
+from routing_cache.batch_format import _COUNTS, _PREFIX
 from routing_cache.payload_arrays import read_npy
 from routing_cache.payloads import read_flat, read_sglang, read_vllm
 from routing_cache.probe import ProbeReply, ProbeRequest, probe

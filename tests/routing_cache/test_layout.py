@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing_cache import LayoutError, RowCountError, RowLayout, check_rows, spread_rows
-from routing_cache.routed_experts import as_token_ids
+from routing_cache.layout import as_token_ids
 from routing_cache.row_check import clean_by_kernel, clean_by_numpy, expected_rows, kernel_knows
 
 RNG = np.random.default_rng(1)

@@ -15,7 +15,7 @@ import numpy as np
 
 from routing_cache.digest import Digests
 from routing_cache.provenance import Provenance
-from routing_cache.routed_experts import Rows
+from routing_cache.layout import Rows
 
 
 class Slab:
