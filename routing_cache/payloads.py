@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routing_cache.errors import PayloadError, RowCountError
-from routing_cache.payload_arrays import DEFAULT_MAX_BYTES, Dtype, decode_base64, vllm_array
 from routing_cache.layout import RowLayout, Rows
+from routing_cache.payload_arrays import DEFAULT_MAX_BYTES, Dtype, decode_base64, vllm_array
 
 
 @dataclass(frozen=True)
