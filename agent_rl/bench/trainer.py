@@ -31,8 +31,8 @@ from agent_rl.config.schema import (
     RunConfig,
     TrainerConfig,
 )
+from agent_rl.model.config_json import read_shape
 from agent_rl.model.random_policy import write_random_policy
-from agent_rl.model.shape import ModelShape
 from agent_rl.run.warmstart.train import TinyMoEShape
 from agent_rl.trainer.assignment import plan_micro_batches
 from agent_rl.trainer.batch import MicroBatch, fed_tokens, lay_out
@@ -152,7 +152,7 @@ def bench_config(replay: str) -> RunConfig:
 def made_samples(config: RunConfig, folder: Path, seed: int = 0) -> list[TrainSample]:
     """Random tokens, a third of them trained, with the trainer's own log-probs and routing."""
     rng = np.random.default_rng(seed)
-    vocab_size = ModelShape.from_folder(folder).vocab_size
+    vocab_size = read_shape(folder).vocab_size
     samples = []
     for number, length in enumerate(rng.integers(3 * _LONGEST // 4, _LONGEST, _NUM_SAMPLES)):
         mask = rng.random(length) < 1 / 3

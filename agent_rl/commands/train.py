@@ -14,6 +14,7 @@ from rich.table import Table
 
 from agent_rl.commands.terminal import make_console
 from agent_rl.config.reading import dump_config, load_config
+from agent_rl.config.rules.training import check_training, refuse
 from agent_rl.config.schema import RunConfig
 from agent_rl.config.suggestions import command_line
 from agent_rl.errors import ConfigError
@@ -54,7 +55,9 @@ def train_command(
         folder, config = _resumed(resume, overrides)
     else:
         assert config_path is not None
-        folder, config = _new_run(load_config(config_path, overrides))
+        config = load_config(config_path, overrides)
+        refuse(check_training(config))
+        folder, config = _new_run(config)
     if (finished := finished_summary(folder, config)) is not None:
         folder.close()
         console.print(

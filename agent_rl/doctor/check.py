@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
+
+from agent_rl.config.rules.fault import Fault
 
 Verdict = Literal["ok", "warning", "missing"]
 
@@ -18,10 +21,17 @@ class Check:
     advice: str = ""
 
 
+def as_checks(faults: Iterable[Fault]) -> Iterator[Check]:
+    """Show broken rules in their own words; what they say last is the advice."""
+    for key, text in faults:
+        detail, semicolon, advice = text.rpartition("; ")
+        yield Check(key, "missing", *((detail, advice) if semicolon else (text, f"change {key}")))
+
+
 def gib(num_bytes: float) -> str:
     return f"{num_bytes / (1 << 30):,.1f} GiB"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """``1 GPU``, ``2 GPUs``; ``plural`` where it is not the noun with an s."""
+    """Write ``1 GPU``, ``2 GPUs``; ``plural`` where it is not the noun with an s."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

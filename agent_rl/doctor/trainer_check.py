@@ -30,9 +30,9 @@ from agent_rl.config.schema import (
     TrainerConfig,
 )
 from agent_rl.doctor.check import Check
+from agent_rl.model.config_json import read_shape
 from agent_rl.model.folders import FolderTensors
 from agent_rl.model.random_policy import write_random_policy
-from agent_rl.model.shape import ModelShape
 from agent_rl.run.warmstart.train import TinyMoEShape
 from agent_rl.trainer import cpu_backend, parallel
 from agent_rl.trainer.layer_spec import implementation
@@ -133,7 +133,7 @@ class _Pair:
     def __init__(self, folder: Path, spec: LayerSpec, size: Size) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.shape = ModelShape.from_folder(folder)
+        self.shape = read_shape(folder)
         config = transformer_config(self.shape, TrainerConfig(layer_spec=spec))
         self.model = build_model(self.shape, config)
         self.maps = param_maps(self.model, self.shape)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from agent_rl.config.rules.training import refuse, too_few_tasks
 from agent_rl.config.schema import RunConfig
-from agent_rl.errors import ConfigError
 from agent_rl.loop import LoopParts
 from agent_rl.model.policies import policy_folder
 from agent_rl.protocols import Generator, Trainer
@@ -153,21 +153,14 @@ def assemble(config: RunConfig, *, on_rollout: OnProgress | None = None) -> Asse
         on_failure.callback(rollout.executor.shutdown)
         train = rollout.environments.admit(tasks.train)
         heldout = rollout.environments.admit(tasks.heldout[: config.eval.num_tasks])
-        algorithm = config.algorithm
-        if len(train) < algorithm.groups_per_step:
-            raise ConfigError(
-                [
-                    f"algorithm.groups_per_step: got {algorithm.groups_per_step}, expected at most "
-                    f"the {len(train)} training tasks that can be used"
-                ]
-            )
+        refuse(too_few_tasks(config, len(train)))
         trainer = TRAINERS[config.trainer.kind](config, policy_folder(config.policy.path))
         on_failure.pop_all()
     loop = LoopParts(
         config=config,
-        curriculum=Curriculum(train, algorithm.groups_per_step, config.seed),
+        curriculum=Curriculum(train, config.algorithm.groups_per_step, config.seed),
         collect=rollout.collector(
-            group_size=algorithm.group_size,
+            group_size=config.algorithm.group_size,
             temperature=config.sampling.temperature,
             on_progress=on_rollout,
         ),

@@ -27,7 +27,7 @@ from agent_rl.engines.http.weight_reference import TransformersReference
 from agent_rl.engines.sglang import SGLangLaunch, SGLangServer
 from agent_rl.engines.vllm import VLLMLaunch, VLLMServer
 from agent_rl.errors import EngineError
-from agent_rl.model.served import ServedModel, read_served_model
+from agent_rl.model.config_json import ServedModel, read_served_model
 from agent_rl.protocols import Weights
 from agent_rl.store.owned_folder import OwnedFolder, ownerless
 from agent_rl.types import Completion, Floats, GenerateRequest, TokenIds

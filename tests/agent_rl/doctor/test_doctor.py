@@ -23,13 +23,12 @@ from agent_rl.doctor.image_checks import check_images
 from agent_rl.doctor.known_models import KNOWN_MODELS
 from agent_rl.doctor.needs import (
     check_needs,
-    check_policy,
     check_ports,
     check_trainer_memory,
     gpu_memory,
 )
 from agent_rl.errors import ConfigError
-from agent_rl.model.families import read_shape
+from agent_rl.model.config_json import read_shape
 from agent_rl.model.policies import policy_folder
 from agent_rl.model.shape import ModelShape
 
@@ -151,25 +150,6 @@ def test_optimizer_state_is_divided_only_where_it_is() -> None:
     assert need.trainer_gpu == pytest.approx(rest * (2 + 4 + 12 / 2) + experts * (2 + 4 + 12))
     whole = replace(config, trainer=replace(config.trainer, distributed_optimizer=False))
     assert budget(whole, shape).trainer_gpu == pytest.approx((rest + experts) * 18)
-
-
-def test_a_policy_without_one_of_its_shards_is_missing(tmp_path: Path) -> None:
-    for name in ("config.json", "tokenizer.json", "a.safetensors"):
-        (tmp_path / name).write_text("{}")
-    weight_map = {"x": "a.safetensors", "y": "b.safetensors"}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    config = RunConfig(policy=PolicyConfig(str(tmp_path)))
-    (check,) = check_policy(config)
-    assert check.verdict == "missing"
-    assert "b.safetensors" in check.detail
-    (tmp_path / "b.safetensors").write_bytes(b"1234")
-    (check,) = check_policy(config)
-    assert check.verdict == "ok"
-
-
-def test_a_name_that_is_no_repository_is_a_configuration_error() -> None:
-    with pytest.raises(ConfigError, match=r"policy\.path: got hf:a/b/c"):
-        policy_folder("hf:a/b/c")
 
 
 def test_the_embedded_policy_needs_little() -> None:

@@ -38,9 +38,9 @@ def sampled(folder: Path, temperature: float) -> list[TrainSample]:
 
 
 def as_sample(folder: Path, prompt: np.ndarray, completion: Completion) -> TrainSample:
-    from agent_rl.model.shape import ModelShape
+    from agent_rl.model.config_json import read_shape
 
-    session = RoutingCache(ModelShape.from_folder(folder).row_layout).session(0)
+    session = RoutingCache(read_shape(folder).row_layout).session(0)
     ids = np.concatenate([prompt, completion.token_ids]).astype(np.int32)
     session.record(
         ids,

@@ -27,8 +27,8 @@ from agent_rl.engines.http.transport import HttpTransport, TransportOptions
 from agent_rl.engines.http.weight_export import prepare_serving_folder
 from agent_rl.engines.http.weight_reference import TransformersReference
 from agent_rl.engines.local.engine import LocalEngine
+from agent_rl.model.config_json import ServedModel, read_served_model
 from agent_rl.model.random_policy import write_random_policy
-from agent_rl.model.served import ServedModel, read_served_model
 from agent_rl.run.warmstart.train import TinyMoEShape
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"

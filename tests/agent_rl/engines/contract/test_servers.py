@@ -30,9 +30,8 @@ from agent_rl.engines.http.weight_export import (
 )
 from agent_rl.engines.http.weight_reference import TransformersReference
 from agent_rl.engines.warm_prefixes import BLOCK_TOKENS, PrefixIndex
-from agent_rl.errors import ConfigError, EngineUnavailableError
+from agent_rl.errors import EngineUnavailableError
 from agent_rl.model.policies import policy_folder
-from agent_rl.model.served import read_served_model
 from agent_rl.store.owned_folder import OwnedFolder, ownerless
 
 _SERVER = """
@@ -218,22 +217,6 @@ def test_the_reference_scores_new_weights(policies: Policies) -> None:
         _, logprobs = source.forward(ids)
         expected = logprobs[np.arange(19), ids[1:]]
         assert np.abs(reference.score(weights, ids) - expected).max() < 1e-5
-
-
-def test_layer_maps_of_the_model_families(tmp_path: Path) -> None:
-    def moe_layers(**config: object) -> tuple[int, ...]:
-        import json
-
-        base = {"num_hidden_layers": 6, "num_experts_per_tok": 2, "vocab_size": 9}
-        (tmp_path / "config.json").write_text(json.dumps({**base, **config}))
-        return read_served_model(tmp_path).layout.moe_layers
-
-    assert moe_layers(num_experts=8) == (0, 1, 2, 3, 4, 5)
-    assert moe_layers(num_experts=8, decoder_sparse_step=2) == (1, 3, 5)
-    assert moe_layers(num_experts=8, mlp_only_layers=[0, 3]) == (1, 2, 4, 5)
-    assert moe_layers(n_routed_experts=8, first_k_dense_replace=2, moe_layer_freq=1) == (2, 3, 4, 5)
-    with pytest.raises(ConfigError, match="Mixture-of-Experts"):
-        moe_layers()
 
 
 def test_the_prefix_index_knows_whole_blocks_and_forgets() -> None:
