@@ -39,8 +39,7 @@ class Task:
     """One problem: a repository, an issue, and the tests that decide.
 
     ``expected`` maps a test's full name to the status it must have at grading, for example
-    ``{"tests/test_hidden.py::test_3": "PASSED"}``. ``metadata["test_runner"]`` is ``cases``
-    (default) or ``pytest``.
+    ``{"tests/test_hidden.py::test_3": "PASSED"}``.
     """
 
     task_id: str

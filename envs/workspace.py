@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections.abc import Callable, Mapping, Sequence
 
 from envs.base import ExecResult, Sandbox
 from envs.errors import InfrastructureError, WorkspaceError
 from envs.paths import clean_path
+from envs.sandbox.archives import pack
 
 StartSandbox = Callable[[], Sandbox]
 MAX_FILE_BYTES = 4 << 20
@@ -85,14 +84,8 @@ class Workspace:
 
 def _fill(sandbox: Sandbox, files: Mapping[str, bytes]) -> None:
     """Copy a whole tree in one command."""
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        for path, data in files.items():
-            entry = tarfile.TarInfo(path)
-            entry.size = len(data)
-            tar.addfile(entry, io.BytesIO(data))
     argv = ["tar", "--extract", "--no-same-owner", "--file=-"]
-    result = sandbox.exec(argv, timeout_s=_FILL_TIMEOUT_S, stdin=archive.getvalue())
+    result = sandbox.exec(argv, timeout_s=_FILL_TIMEOUT_S, stdin=pack(files))
     if result.exit_code != 0:
         raise InfrastructureError(
             f"the tree could not be copied into the sandbox: got={result.output[-300:]!r}"

@@ -73,11 +73,14 @@ def train_command(
             summary = run_interruptible(
                 run_training(config, folder, display, other_tasks=other_tasks)
             )
-    except Interrupted:
-        console.print(f"stopped; continue with: {_resume_line(folder.path)}", soft_wrap=True)
+    except (Interrupted, KeyboardInterrupt):  # the second kind is a second Ctrl-C
+        if folder.has_begun():
+            console.print(f"stopped; continue with: {_resume_line(folder.path)}", soft_wrap=True)
         raise
     finally:
         folder.close()
+        if resume is None and not folder.has_begun():
+            shutil.rmtree(folder.path, ignore_errors=True)  # nothing came of it: free the name
     _show(console, summary, folder)
 
 

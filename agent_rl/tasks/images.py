@@ -11,11 +11,11 @@ from agent_rl.config.schema import ImagesConfig, RunConfig, TasksConfig
 from agent_rl.errors import ConfigError, EmptySplitError
 from agent_rl.tasks.base import Environments, TaskSets, tool_prompts
 from envs.actions import TOOL_SETS, Prompts
+from envs.actions.container_tools import ToolSettings
 from envs.base import Task
 from envs.errors import TaskError
 from envs.images.environments import ImageEnvironments, ImageSettings
 from envs.images.task import ImageTask
-from envs.images.tools import ToolSettings
 from envs.sandbox.docker.host import HostLimits
 from envs.sandbox.docker.options import DockerOptions
 from envs.tasks import r2e_gym, swebench_images

@@ -155,7 +155,7 @@ def _is_docstring(node: ast.stmt) -> bool:
 def _not_case_form(where: str, node: ast.AST) -> TaskError:
     return TaskError(
         f"{where} is not in case form: got={ast.unparse(node)[:120]!r} expected imports and"
-        " plain test functions of `assert CALL == LITERAL`; use test_runner=pytest for others"
+        " plain test functions of `assert CALL == LITERAL`; use PytestRunner for others"
     )
 
 

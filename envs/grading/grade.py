@@ -11,17 +11,6 @@ from envs.grading.suite import SuiteReport, SuiteRunner
 from envs.patches.apply import apply_patch, touched_paths
 from envs.paths import is_protected
 
-
-def check_task(task: Task, runner: SuiteRunner) -> None:
-    """Raises TaskError unless the gold patch solves the task and the base commit does not."""
-    gold = grade(task, task.solution, runner)
-    if gold.reward != 1.0:
-        raise TaskError(f"the gold patch of {task.task_id} fails: got={gold.reason} expected=1.0")
-    base = runner.run(_sources(task), _judged_tests(task))
-    if _score(task, base, ()).reward == 1.0:
-        raise TaskError(f"{task.task_id} is solved as it stands: got=1.0 expected=a failing test")
-
-
 MAX_PATCH_BYTES = 2 << 20
 MAX_NEW_NODES = 2000
 """Files and folders that a patch may add. A patch that fills the grading sandbox must be a graded

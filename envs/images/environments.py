@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envs.actions import FORMATS, TOOL_SETS
+from envs.actions.container_tools import ToolSettings
 from envs.base import Task
 from envs.errors import TaskError
 from envs.images.env import ImageEnv, ImageEnvParts
 from envs.images.grading import GradingPolicy, ImageGrader, Validation
 from envs.images.prepare import ImagePreparer, remove_old_images
 from envs.images.task import ImageTask
-from envs.images.tools import ToolSettings
 from envs.images.validation import ValidationCache
+from envs.sandbox.docker.docker_errors import DockerError
 from envs.sandbox.docker.engine import Engine
-from envs.sandbox.docker.errors import DockerError
 from envs.sandbox.docker.host import DockerHost, HostLimits
 from envs.sandbox.docker.options import DockerOptions
 

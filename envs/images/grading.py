@@ -17,17 +17,20 @@ from dataclasses import dataclass, replace
 from envs.base import ExecResult, Score
 from envs.errors import InfrastructureError, PatchError, TaskError, TaskTimeoutError
 from envs.grading import control
-from envs.images import audit, outcomes, report_plugin
+from envs.grading.plugin_report import PLUGIN, TARGET_VARIABLE, Outcomes, read_report
+from envs.images import audit, outcomes
 from envs.images.sections import Section, split_patch
 from envs.images.task import ImageTask, TestPlan
-from envs.sandbox.docker.errors import ArchiveTooLargeError
+from envs.sandbox.docker.docker_errors import ArchiveTooLargeError
+from envs.sandbox.docker.docker_sandbox import DockerSandbox
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.options import DockerOptions
-from envs.sandbox.docker.sandbox import DockerSandbox
+from envs.sandbox.launch import GUEST_FOLDER
 
 _SETUP_TIMEOUT_S = 120.0
 _LOG_CAP_BYTES = 1 << 20
 _REPORT_CAP_BYTES = 16 << 20
+_PLUGIN_FILE = GUEST_FOLDER / "plugin" / f"{PLUGIN}.py"
 _PYTHON_CACHE = ("__pycache__", ".pytest_cache")
 
 
@@ -59,7 +62,7 @@ class TestRun:
     __test__ = False
 
     result: ExecResult
-    outcomes: outcomes.Outcomes
+    outcomes: Outcomes
     tests_changed: bool
 
 
@@ -231,10 +234,10 @@ def run_tests(sandbox: DockerSandbox, plan: TestPlan) -> TestRun:
     env = dict(plan.environment)
     if plan.plugin:
         _must(sandbox, ["mkdir", "-p", folder])
-        sandbox.put_files(folder, {f"{report_plugin.PLUGIN_NAME}.py": report_plugin.SOURCE})
+        sandbox.put_files(folder, {_PLUGIN_FILE.name: _PLUGIN_FILE.read_bytes()})
         env |= {
-            report_plugin.PATH_VARIABLE: report,
-            "PYTEST_ADDOPTS": f"-p {report_plugin.PLUGIN_NAME} -p no:cacheprovider",
+            TARGET_VARIABLE: report,
+            "PYTEST_ADDOPTS": f"-p {PLUGIN} -p no:cacheprovider",
             "PYTHONPATH": folder,
         }
     result = sandbox.exec_trusted(
@@ -247,7 +250,7 @@ def run_tests(sandbox: DockerSandbox, plan: TestPlan) -> TestRun:
         written = sandbox.get_files(report, _REPORT_CAP_BYTES).get(nonce, b"")
     except (FileNotFoundError, ArchiveTooLargeError):
         written = b""  # a report that the tests removed or flooded is none
-    return TestRun(result, outcomes.read_report(written, nonce, result.exit_code), changed)
+    return TestRun(result, read_report(written, nonce, result.exit_code), changed)
 
 
 def _in_time(task: ImageTask, run: TestRun) -> TestRun:

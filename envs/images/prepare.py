@@ -16,11 +16,11 @@ from envs.errors import TaskError
 from envs.images.task import ImageTask
 from envs.patches.git_history import hide_future
 from envs.patches.git_patch import Baseline, take_baseline
+from envs.sandbox.docker.docker_errors import DockerError, ImageMissingError
+from envs.sandbox.docker.docker_sandbox import DockerSandbox
 from envs.sandbox.docker.engine import Engine
-from envs.sandbox.docker.errors import DockerError, ImageMissingError
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.options import DockerOptions
-from envs.sandbox.docker.sandbox import DockerSandbox
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from envs.errors import PatchError, WorkspaceError
 from envs.patches.diff import split_lines
+from envs.patches.quoting import unescape_path
 from envs.paths import clean_path
 
 _HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
@@ -26,7 +27,6 @@ _REFUSED = (
     b"GIT binary patch",
     b"Binary files ",
 )
-_ESCAPED = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, "\\": 92}
 
 
 @dataclass(frozen=True)
@@ -154,15 +154,10 @@ def _unquote(name: bytes, reader: _Reader) -> str:
     if len(name) < 2 or not name.endswith(b'"'):
         raise reader.error("a closing quote")
 
-    def value(match: re.Match[bytes]) -> bytes:
-        code = match[1].decode("latin-1")
-        if len(code) == 3:
-            return bytes([int(code, 8)])
-        if code not in _ESCAPED:
-            raise reader.error("a known escape")
-        return bytes([_ESCAPED[code]])
-
-    inner = re.sub(rb"\\([0-3][0-7]{2}|.)", value, name[1:-1], flags=re.DOTALL)
+    try:
+        inner = unescape_path(name[1:-1])
+    except PatchError as error:
+        raise reader.error("a known escape") from error
     return inner.decode("utf-8", "surrogateescape")
 
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from envs.patches.quoting import quote_path
+
 _CONTEXT = 3
 _BINARY_PROBE_BYTES = 8000  # git's rule: a NUL byte in here makes a file binary
 _MAX_FILE_BYTES = 1 << 20
 _MAX_COMPARED_LINES = 20_000  # more changed lines than these are replaced as one block
 _NO_NEWLINE = b"\\ No newline at end of file\n"
-_ESCAPES = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
 
 Tree = Mapping[str, bytes]
 Opcode = tuple[str, int, int, int, int]  # as difflib has them: tag, old range, new range
@@ -61,22 +62,6 @@ def _diff_file(path: str, before: bytes | None, after: bytes | None) -> bytes:
         head.append(b"--- %s\n" % (b"/dev/null" if before is None else _tabbed(old)))
         head.append(b"+++ %s\n" % (b"/dev/null" if after is None else _tabbed(new)))
     return b"".join(head + body)
-
-
-def quote_path(path: str) -> bytes:
-    """Git's C-style quoting, where a path needs it."""
-    raw = path.encode("utf-8", "surrogateescape")
-    if not any(byte < 32 or byte in (34, 92, 127) for byte in raw):
-        return raw
-    out = bytearray(b'"')
-    for byte in raw:
-        if byte in _ESCAPES:
-            out += b"\\" + _ESCAPES[byte].encode()
-        elif byte < 32 or byte == 127:
-            out += b"\\%03o" % byte
-        else:
-            out.append(byte)
-    return bytes(out + b'"')
 
 
 def _tabbed(path: bytes) -> bytes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from envs.errors import InfrastructureError, SandboxUnavailableError
 from envs.sandbox.launch import LAUNCHERS, UNSAFE_KINDS, SandboxSpec
-from envs.sandbox.sandbox import WorkerSandbox
+from envs.sandbox.worker_sandbox import WorkerSandbox
 
 AUTO = "auto"
 AUTO_ORDER = ("bubblewrap", "unshare")  # never a plain process

@@ -10,6 +10,7 @@ from typing import Any
 
 from envs.base import ExecResult
 from envs.errors import InfrastructureError, SandboxFullError, WorkspaceError
+from envs.sandbox.capture import marked
 from envs.sandbox.guest.file_jobs import ENTRY
 from envs.sandbox.guest.protocol import Reply, Request, pack_body
 
@@ -68,16 +69,10 @@ def file_job(op: str, path: str, data: bytes = b"", cap_bytes: int = 0) -> tuple
 def exec_result(reply: Reply, oom_kills: int) -> ExecResult:
     """Raises InfrastructureError when the job could not be set up."""
     status = read_status(reply)
-    dropped = reply.total_output_bytes - len(reply.output)
-    output = reply.output
-    if dropped:
-        head = len(output) - len(output) // 2
-        marker = f"\n[... {dropped} bytes left out ...]\n".encode()
-        output = output[:head] + marker + output[head:]
     return ExecResult(
         exit_code=status.get("exit"),
-        output=output,
-        truncated=dropped > 0,
+        output=marked(reply.output, reply.total_output_bytes),
+        truncated=reply.total_output_bytes > len(reply.output),
         timed_out=reply.timed_out,
         cpu_exceeded=reply.cpu_exceeded,
         oom=oom_kills > 0,

@@ -21,8 +21,8 @@ from envs.sandbox.guest import job, kernel, server
 from envs.sandbox.limits import SandboxLimits
 
 NOBODY = 65534
-_GUEST_FOLDER = Path(server.__file__).parent
-_PROJECT_ROOT = _GUEST_FOLDER.parents[2]  # holds what tasks are made from: never shown
+GUEST_FOLDER = Path(server.__file__).parent
+_PROJECT_ROOT = GUEST_FOLDER.parents[2]  # holds what tasks are made from: never shown
 _SERVER = (
     "import sys; sys.path.insert(0, sys.argv[1]); from guest.main import main; main(sys.argv[2])"
 )
@@ -142,13 +142,13 @@ def _hidden_project() -> list[str]:
 def process(spec: SandboxSpec, scratch: str, procs_files: tuple[str, ...]) -> Launch:
     """No isolation at all: the host's files and network are within reach."""
     workspace = f"{scratch}/workspace"
-    argv = _server_argv(spec, sys_executable(), str(_GUEST_FOLDER.parent), workspace, visible=())
+    argv = _server_argv(spec, sys_executable(), str(GUEST_FOLDER.parent), workspace, visible=())
     return Launch(argv, _environment(spec, workspace), workspace)
 
 
 def plugin_folder(kind: str) -> str:
     """Where the pytest plugin's folder is inside a sandbox of this kind."""
-    return f"{_GUEST_IN_BUBBLEWRAP if kind == 'bubblewrap' else _GUEST_FOLDER}/plugin"
+    return f"{_GUEST_IN_BUBBLEWRAP if kind == 'bubblewrap' else GUEST_FOLDER}/plugin"
 
 
 LAUNCHERS: Mapping[str, Launcher] = {
@@ -171,7 +171,7 @@ def _needed_folders(spec: SandboxSpec) -> tuple[str, ...]:
     if spec.site_packages and sys.prefix != sys.base_prefix:
         prefixes.append(sys.prefix)
     kept = [prefix for prefix in prefixes if not prefix.startswith("/usr")]
-    return (*kept, str(_GUEST_FOLDER))
+    return (*kept, str(GUEST_FOLDER))
 
 
 def _own_packages(folders: tuple[str, ...]) -> list[str]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields, replace
 
 from envs.errors import TaskError
 from envs.images.task import ImageTask
+from envs.sandbox.docker.docker_sandbox import DockerSandbox
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.options import DockerOptions
-from envs.sandbox.docker.sandbox import DockerSandbox
 from envs.tasks.swebench import (
     REPOSITORY,
     SweBenchRow,

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from envs.sandbox.docker.capture import CappedOutput
+from envs.sandbox.capture import CappedOutput
+from envs.sandbox.docker.docker_errors import ContainerGoneError
 from envs.sandbox.docker.engine import ExecStream
-from envs.sandbox.docker.errors import ContainerGoneError
 
 _STATUS_CAP_BYTES = 64
 _TICK_S = 0.5

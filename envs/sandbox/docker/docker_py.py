@@ -20,6 +20,14 @@ from docker import errors as docker_errors
 from docker.types import Ulimit
 from docker.utils import parse_repository_tag
 
+from envs.sandbox.docker.docker_errors import (
+    ArchiveTooLargeError,
+    ContainerGoneError,
+    DiskLowError,
+    DockerError,
+    ImageMissingError,
+    TransientDockerError,
+)
 from envs.sandbox.docker.engine import (
     ContainerSpec,
     ContainerState,
@@ -27,14 +35,6 @@ from envs.sandbox.docker.engine import (
     EngineInfo,
     ImageInfo,
     ImageSummary,
-)
-from envs.sandbox.docker.errors import (
-    ArchiveTooLargeError,
-    ContainerGoneError,
-    DiskLowError,
-    DockerError,
-    ImageMissingError,
-    TransientDockerError,
 )
 from envs.sandbox.docker.frames import FrameReader
 from envs.sandbox.docker.guest_shell import INIT

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from envs.sandbox.docker.docker_errors import DiskLowError, DockerError, ImageMissingError
 from envs.sandbox.docker.engine import ContainerSpec, ContainerSummary, Engine, ImageInfo
-from envs.sandbox.docker.errors import DiskLowError, DockerError, ImageMissingError
 from envs.sandbox.docker.options import DockerOptions
 from envs.sandbox.docker.ownership import LABEL, Owner, make_labels, may_remove
 from envs.sandbox.docker.retry import Backoff

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from envs.sandbox.docker.errors import TransientDockerError
+from envs.sandbox.docker.docker_errors import TransientDockerError
 
 T = TypeVar("T")
 

@@ -1,8 +1,8 @@
-"""The tools on offer, as data: R2E-Gym's four and a bare shell."""
+"""All tools on offer, as data: R2E-Gym's four, a bare shell, and those over a work tree."""
 
 from __future__ import annotations
 
-from envs.actions.base import Parameter, ToolSpec
+from envs.actions.calls import Parameter, ToolSpec
 
 FILE_EDITOR = ToolSpec(
     "file_editor",
@@ -53,3 +53,47 @@ SUBMIT = ToolSpec("submit", "End the episode: the changes in the work folder are
 R2E_TOOLS = (FILE_EDITOR, SEARCH, EXECUTE_BASH, FINISH)
 SHELL_TOOLS = (BASH, SUBMIT)
 TOOL_SETS: dict[str, tuple[ToolSpec, ...]] = {"r2e": R2E_TOOLS, "shell": SHELL_TOOLS}
+
+_PATH = Parameter("path", "The file, relative to the work folder.")
+WORKSPACE_TOOLS = (
+    ToolSpec(
+        "view",
+        "Show numbered lines of a file.",
+        (
+            _PATH,
+            Parameter("start", "First line, from 1.", "integer", required=False),
+            Parameter("end", "Last line; 0 is the file's last.", "integer", False),
+        ),
+    ),
+    ToolSpec(
+        "search",
+        "Find the lines that hold a text.",
+        (
+            Parameter("text", "What to look for, literally."),
+            Parameter("path", "Only in paths that start so.", required=False),
+        ),
+    ),
+    ToolSpec(
+        "replace_lines",
+        "Put new text in the place of some lines.",
+        (
+            _PATH,
+            Parameter("start", "First line to replace, from 1.", "integer"),
+            Parameter("end", "Last line to replace.", "integer"),
+            Parameter("text", "The new lines."),
+        ),
+    ),
+    ToolSpec(
+        "edit",
+        "Replace a text that occurs exactly once in a file.",
+        (_PATH, Parameter("old", "The text."), Parameter("new", "What replaces it.")),
+    ),
+    ToolSpec("create", "Write a new file.", (_PATH, Parameter("text", "Its content."))),
+    ToolSpec(
+        "bash",
+        "Run a shell command in the work folder; nothing of it keeps running afterwards.",
+        (Parameter("command", "The command."),),
+    ),
+    ToolSpec("test", "Run the visible tests."),
+    ToolSpec("submit", "End the episode: the work folder is the answer."),
+)

@@ -1,4 +1,4 @@
-"""Tar archives, the form in which files go into and out of a container."""
+"""Tar archives, the form in which many files go into and out of a sandbox."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Mapping
 
 
 def pack(files: Mapping[str, bytes], mode: int = 0o644) -> bytes:
-    """An archive of plain files owned by root; folders are made by the unpacking side."""
+    """Pack plain files, owned by root and without times, so that equal files give equal bytes.
+
+    The unpacking side makes the folders.
+    """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, data in files.items():
@@ -20,7 +23,7 @@ def pack(files: Mapping[str, bytes], mode: int = 0o644) -> bytes:
 
 
 def plain_files(data: bytes, strip: str = "") -> dict[str, bytes]:
-    """Every plain file of an archive but those below ``.git``; links and devices are left out.
+    """Unpack every plain file but those below ``.git``; links and devices are left out.
 
     ``strip`` is the archive's top folder, taken off the names.
     """

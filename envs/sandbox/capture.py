@@ -1,4 +1,4 @@
-"""Keeps the first and the last bytes of an output of any length, in bounded memory."""
+"""The first and the last bytes of an output of any length, kept in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ class CappedOutput:
         if cap_bytes < 0:
             raise ValueError(f"output cap is negative: got={cap_bytes} expected>=0")
         self._cap_bytes = cap_bytes
-        self._head_bytes = cap_bytes - cap_bytes // 2
         self._buffer = BoundedBuffer(cap_bytes)
 
     def add(self, data: bytes) -> None:
@@ -24,10 +23,14 @@ class CappedOutput:
         return self._buffer.total_bytes > self._cap_bytes
 
     def value(self) -> bytes:
-        """What was kept, with an explicit mark where something is missing."""
-        kept = self._buffer.kept()
-        if not self.truncated:
-            return kept
-        dropped = self._buffer.total_bytes - len(kept)
-        marker = f"\n[... {dropped} bytes left out ...]\n".encode()
-        return kept[: self._head_bytes] + marker + kept[self._head_bytes :]
+        """Return what was kept, with an explicit mark where something is missing."""
+        return marked(self._buffer.kept(), self._buffer.total_bytes)
+
+
+def marked(kept: bytes, total_bytes: int) -> bytes:
+    """Put an explicit mark in the middle of what was kept where something of it is missing."""
+    dropped = total_bytes - len(kept)
+    if not dropped:
+        return kept
+    head = len(kept) - len(kept) // 2
+    return b"%s\n[... %d bytes left out ...]\n%s" % (kept[:head], dropped, kept[head:])

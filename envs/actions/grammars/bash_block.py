@@ -5,15 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from envs.actions.base import (
-    CallError,
-    ParsedAction,
-    ToolCall,
-    ToolSpec,
-    no_call,
-    visible_text,
-)
-from envs.actions.checking import check_call, limit_calls
+from envs.actions.calls import CallError, ParsedAction, ToolCall, ToolSpec
+from envs.actions.grammars.action_format import no_call, visible_text
+from envs.actions.grammars.checking import check_call, limit_calls
 
 _OPEN = re.compile(r"^[ ]{0,3}```(?:bash|sh|shell)[ \t]*\r?\n", re.MULTILINE)
 _CLOSE = re.compile(r"^[ ]{0,3}```[ \t]*\r?$", re.MULTILINE)

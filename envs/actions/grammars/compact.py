@@ -12,20 +12,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envs.actions.grammar import Spoken
-from envs.actions.tools import (
+from envs.actions.calls import CallError, ToolCall
+from envs.actions.grammars.grammar import Spoken
+from envs.actions.workspace_tools import (
     Done,
-    Invalid,
     Listing,
     Refused,
-    ReplaceLines,
-    RunTests,
-    Submit,
     Submitted,
-    ToolBox,
-    ToolCall,
     ToolResult,
-    View,
+    WorkspaceTools,
 )
 from envs.errors import WorkspaceError
 from envs.grading.suite import SuiteReport
@@ -39,7 +34,7 @@ _INDENT = 4
 
 @dataclass(frozen=True)
 class _Body:
-    """Where a function's body lies in its file: first and last line, counted from 1."""
+    """The place of a function's body in its file: first and last line, counted from 1."""
 
     first: int
     last: int
@@ -47,9 +42,9 @@ class _Body:
 
 
 class CompactGrammar:
-    """One parser in front of the tool box; holds no state."""
+    """Compact words in front of the tools; holds no state."""
 
-    def read(self, action: str, tools: ToolBox) -> Spoken:
+    def read(self, action: str, tools: WorkspaceTools) -> Spoken:
         return Spoken((_parse(action.strip(), tools),), _reply)
 
 
@@ -57,26 +52,24 @@ def _reply(results: Sequence[ToolResult]) -> str:
     return "\n".join(_render(result) for result in results)
 
 
-def _parse(action: str, tools: ToolBox) -> ToolCall:
-    if action == "test":
-        return RunTests()
-    if action == "submit":
-        return Submit()
+def _parse(action: str, tools: WorkspaceTools) -> ToolCall | CallError:
+    if action in ("test", "submit"):
+        return ToolCall(action, {})
     match = _REPLACE.fullmatch(action)
     if action != "view" and match is None:
-        return Invalid("bad tool")
+        return CallError("", "bad tool")
     path = tools.task.focus_path
     try:
         body = find_body(tools.workspace.read(path).decode("utf-8", "surrogateescape"))
     except WorkspaceError as error:
-        return Invalid(str(error))
+        return CallError("", str(error))
     if match is None:
-        return View(path, body.first, body.last)
+        return ToolCall("view", {"path": path, "start": body.first, "end": body.last})
     return _replace(path, int(match[1]), match[2], body)
 
 
 def find_body(source: str) -> _Body:
-    """The first function's body, or the whole file where there is no ``def``."""
+    """Find the first function's body, or the whole file where there is no ``def``."""
     lines = tuple(source.split("\n"))
     starts = [i for i, line in enumerate(lines) if line.startswith("def ")]
     first = starts[0] + 1 if starts else 0  # index of the body's first line
@@ -90,16 +83,16 @@ def find_body(source: str) -> _Body:
 
 
 def _replace(path: str, number: int, code: str, body: _Body) -> ToolCall:
-    line = body.first + number - 1
-    if not 1 <= number <= body.last - body.first + 1:
-        return ReplaceLines(path, 0, 0, "")  # refused by the tool: no such line
-    old = body.lines[line - 1]
-    indent = old[: len(old) - len(old.lstrip())]
-    return ReplaceLines(path, line, line, indent + tidy(code.strip()))
+    line, text = 0, ""  # refused by the tool: no such line
+    if 1 <= number <= body.last - body.first + 1:
+        line = body.first + number - 1
+        old = body.lines[line - 1]
+        text = old[: len(old) - len(old.lstrip())] + tidy(code.strip())
+    return ToolCall("replace_lines", {"path": path, "start": line, "end": line, "text": text})
 
 
 def tidy(code: str) -> str:
-    """One line of Python as it is normally written; text that is not Python stays as it is.
+    """Write one line of Python as usual; text that is not Python stays as it is.
 
     ``t . append ( v + 3 )`` becomes ``t.append(v + 3)``.
     """

@@ -6,16 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from envs.actions.base import (
-    CallError,
-    ParsedAction,
-    ToolCall,
-    ToolSpec,
-    no_call,
-    visible_text,
-)
-from envs.actions.checking import check_call, limit_calls
-from envs.actions.schema import json_schema
+from envs.actions.calls import CallError, ParsedAction, ToolCall, ToolSpec
+from envs.actions.grammars.action_format import no_call, visible_text
+from envs.actions.grammars.checking import check_call, limit_calls
+from envs.actions.grammars.schema import json_schema
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _MAX_READ = 64  # calls; the decoder's errors take time in proportion to what lies before them

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from envs.actions.base import (
+from envs.actions.calls import (
     MAX_ARGUMENT_CHARS,
     Argument,
     CallError,
@@ -26,7 +26,7 @@ class _UnusableError(ValueError):
 def check_call(
     name: str, raw: Mapping[str, object], tools: Sequence[ToolSpec]
 ) -> ToolCall | CallError:
-    """A typed call, or words for the model about the first thing that is wrong with it.
+    """Return a typed call, or words for the model about the first thing that is wrong with it.
 
     ``raw`` holds strings (from markup) or JSON values.
     """
@@ -51,7 +51,7 @@ def check_call(
 def limit_calls(
     calls: Sequence[ToolCall | CallError], max_calls: int
 ) -> tuple[ToolCall | CallError, ...]:
-    """Calls beyond the limit are answered, not carried out: nothing is dropped in silence."""
+    """Turn calls beyond the limit into errors, so that none is dropped in silence."""
     message = f"not carried out: at most {max_calls} call(s) a turn"
     late = [CallError(call.name, message) for call in calls[max_calls:]]
     if len(late) > _MAX_LATE:

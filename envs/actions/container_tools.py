@@ -1,4 +1,4 @@
-"""R2E-Gym's tools and a bare shell, over a container."""
+"""R2E-Gym's tools and a bare shell over a container: calls in, replies out."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from envs.actions.base import ToolCall
-from envs.actions.observation import head_and_tail, model_view, unicode_only
-from envs.base import ExecResult
+from envs.actions.calls import ToolCall
+from envs.actions.edits import (
+    RefusedEditError,
+    check_lines,
+    insert_lines,
+    replace_once,
+    to_bytes,
+    to_text,
+)
+from envs.actions.observation import command_reply, head_and_tail, model_view, unicode_only
 from envs.errors import WorkspaceError
-from envs.sandbox.docker.sandbox import DockerSandbox
+from envs.sandbox.docker.docker_sandbox import DockerSandbox
 
 _MAX_VIEW_BYTES = 4 << 20
 _SNIPPET_LINES = 4
@@ -20,7 +27,7 @@ _CONTENTS = frozenset({"file_text", "old_str", "new_str"})  # the arguments that
 
 @dataclass(frozen=True)
 class ToolSettings:
-    """What one call may cost and show."""
+    """Limits of one call: what it may cost and show."""
 
     command_timeout_s: float = 90.0
     output_cap_bytes: int = 256 << 10
@@ -28,8 +35,8 @@ class ToolSettings:
     max_search_hits: int = 200
 
 
-class ImageTools:
-    """Carries out calls by name; keeps what ``undo_edit`` needs."""
+class ContainerTools:
+    """The tools of ``tool_specs.R2E_TOOLS`` and ``SHELL_TOOLS``; keeps what ``undo_edit`` needs."""
 
     def __init__(self, sandbox: DockerSandbox, settings: ToolSettings) -> None:
         self._sandbox, self._settings = sandbox, settings
@@ -42,11 +49,11 @@ class ImageTools:
         }
 
     def run(self, call: ToolCall) -> str:
-        """The reply to a call. Raises InfrastructureError; what the agent did wrong is a reply."""
+        """Carry out one call. Raises InfrastructureError; what the agent did wrong is a reply."""
         try:
             _check_text(call)
             return self._tools[call.name](call)
-        except WorkspaceError as error:
+        except (WorkspaceError, RefusedEditError) as error:
             return f"ERROR: {error}"
 
     def _shell(self, command: str) -> str:
@@ -55,7 +62,7 @@ class ImageTools:
             timeout_s=self._settings.command_timeout_s,
             output_cap_bytes=self._settings.output_cap_bytes,
         )
-        return f"{model_view(result.output, self._settings.max_chars)}\n[{_ending(result)}]"
+        return command_reply(result, self._settings.max_chars)
 
     def _search(self, call: ToolCall) -> str:
         path = self._relative(call.text("path", self._sandbox.workspace))
@@ -102,43 +109,37 @@ class ImageTools:
         )
         if listing.exit_code == 0:
             return model_view(listing.output, self._settings.max_chars)
-        lines = self._text(path).split("\n")
+        lines = to_text(self._content(path)).split("\n")
         view_range = call.arguments.get("view_range")
         first, last = (
             view_range if isinstance(view_range, tuple) and len(view_range) == 2 else (1, -1)
         )
         last = len(lines) if last == -1 else last
-        if not 1 <= first <= last <= len(lines):
-            return f"ERROR: no such lines: got={first}-{last} expected=1 to {len(lines)}"
+        check_lines(first, last, len(lines))
         return head_and_tail(_numbered(lines, first, last), self._settings.max_chars)
 
     def _create(self, path: str, text: str) -> str:
         try:
             self._sandbox.read(path)
         except WorkspaceError:
-            self._write(path, None, text)
+            self._write(path, None, to_bytes(text))
             return f"created {path}"
         return f"ERROR: {path} exists; use str_replace to edit it"
 
     def _replace(self, path: str, old: str, new: str) -> str:
-        text = self._text(path)
-        count = text.count(old) if old else 0
-        if count != 1:
-            return f"ERROR: old_str must occur exactly once in {path}: got={count} expected=1"
-        start = text[: text.index(old)].count("\n") + 1
-        changed = text.replace(old, new)
-        self._write(path, text, changed)
-        return "edited\n" + _snippet(changed, start, start + new.count("\n"))
+        before = self._content(path)
+        rule = f"old_str must occur exactly once in {path}"
+        after = replace_once(before, to_bytes(old), to_bytes(new), rule)
+        self._write(path, before, after)
+        first = before[: before.index(to_bytes(old))].count(b"\n") + 1
+        return _edited(after, first, first + new.count("\n"))
 
     def _insert(self, path: str, call: ToolCall) -> str:
-        lines = self._text(path).split("\n")
-        after = call.arguments.get("insert_line")
-        if not isinstance(after, int) or not 0 <= after <= len(lines):
-            return f"ERROR: insert_line got={after} expected=0 to {len(lines)}"
-        new = call.text("new_str").split("\n")
-        changed = "\n".join([*lines[:after], *new, *lines[after:]])
-        self._write(path, "\n".join(lines), changed)
-        return "edited\n" + _snippet(changed, after + 1, after + len(new))
+        before, new = self._content(path), call.text("new_str")
+        after = insert_lines(before, call.arguments.get("insert_line"), to_bytes(new))
+        self._write(path, before, after)
+        first = call.number("insert_line", 0) + 1
+        return _edited(after, first, first + new.count("\n"))
 
     def _undo(self, path: str) -> str:
         versions = self._history.get(path)
@@ -151,21 +152,20 @@ class ImageTools:
             self._sandbox.write(path, before)
         return f"undid the last edit of {path}"
 
-    def _write(self, path: str, before: str | None, after: str) -> None:
-        kept = None if before is None else before.encode("utf-8", "surrogateescape")
-        self._sandbox.write(path, after.encode("utf-8", "surrogateescape"))
-        self._history.setdefault(path, []).append(kept)
+    def _write(self, path: str, before: bytes | None, after: bytes) -> None:
+        self._sandbox.write(path, after)
+        self._history.setdefault(path, []).append(before)
 
-    def _text(self, path: str) -> str:
-        data = self._sandbox.read(path)
-        if len(data) > _MAX_VIEW_BYTES:
+    def _content(self, path: str) -> bytes:
+        content = self._sandbox.read(path)
+        if len(content) > _MAX_VIEW_BYTES:
             raise WorkspaceError(
-                f"{path} is too large: got={len(data)} expected<={_MAX_VIEW_BYTES}"
+                f"{path} is too large: got={len(content)} expected<={_MAX_VIEW_BYTES}"
             )
-        return data.decode("utf-8", "surrogateescape")
+        return content
 
     def _relative(self, path: str) -> str:
-        """Absolute paths of the work folder are what models write; others stay as they are."""
+        """Take the work folder off an absolute path, which is what models write."""
         workspace = self._sandbox.workspace
         full = posixpath.normpath(posixpath.join(workspace, path))
         if full != workspace and not full.startswith(f"{workspace}/"):
@@ -181,7 +181,7 @@ def _numbered(lines: list[str], first: int, last: int) -> str:
 
 
 def _check_text(call: ToolCall) -> None:
-    """Raises WorkspaceError for text that no command or file can hold: JSON can spell it."""
+    """Raise WorkspaceError for text that no command or file can hold: JSON can spell it."""
     for name, value in call.arguments.items():
         if not isinstance(value, str):
             continue
@@ -195,14 +195,8 @@ def _check_text(call: ToolCall) -> None:
             raise WorkspaceError(f"{name} cannot hold a NUL byte: got={value[:80]!a}")
 
 
-def _snippet(text: str, first: int, last: int) -> str:
-    lines = text.split("\n")
-    return _numbered(lines, max(1, first - _SNIPPET_LINES), min(len(lines), last + _SNIPPET_LINES))
-
-
-def _ending(result: ExecResult) -> str:
-    if result.timed_out:
-        return f"killed after {result.seconds:.0f} s: time limit"
-    if result.oom:
-        return "killed: out of memory"
-    return "killed" if result.exit_code is None else f"exit code {result.exit_code}"
+def _edited(content: bytes, first: int, last: int) -> str:
+    """Return the reply to an edit: the changed lines and some around them."""
+    lines = to_text(content).split("\n")
+    shown = max(1, first - _SNIPPET_LINES), min(len(lines), last + _SNIPPET_LINES)
+    return "edited\n" + _numbered(lines, *shown)

@@ -10,11 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from envs.base import ExecResult
-from envs.sandbox.docker import archives, file_scripts, guest_shell
-from envs.sandbox.docker.capture import CappedOutput
+from envs.sandbox import archives
+from envs.sandbox.capture import CappedOutput
+from envs.sandbox.docker import file_scripts, guest_shell
 from envs.sandbox.docker.channel import Ending, ShellChannel
+from envs.sandbox.docker.docker_errors import ContainerGoneError, DockerError
 from envs.sandbox.docker.engine import ExecStream
-from envs.sandbox.docker.errors import ContainerGoneError, DockerError
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.options import DockerOptions
 

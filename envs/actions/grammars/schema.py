@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from envs.actions.base import Argument, Parameter, ToolSpec
+from envs.actions.calls import Argument, Parameter, ToolSpec
 
 JsonSchema = dict[str, object]
 

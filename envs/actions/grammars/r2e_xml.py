@@ -5,16 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from envs.actions.base import (
-    CallError,
-    ParsedAction,
-    ToolCall,
-    ToolSpec,
-    no_call,
-    visible_text,
-)
-from envs.actions.checking import check_call, limit_calls
-from envs.actions.schema import json_value, parameter_lines
+from envs.actions.calls import CallError, ParsedAction, ToolCall, ToolSpec
+from envs.actions.grammars.action_format import no_call, visible_text
+from envs.actions.grammars.checking import check_call, limit_calls
+from envs.actions.grammars.schema import json_value, parameter_lines
 
 _OPEN = re.compile(r"<function\s*=\s*([^>\n]{1,200})>")
 _PARAMETER = re.compile(r"\s*<parameter\s*=\s*([^>\n]{1,200})>")
