@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from agent_rl.engines.http.fleet import EngineKind, FleetSpec, ServerFleet
+from agent_rl.engines.http.server_fleet import EngineKind, FleetSpec, ServerFleet
 from agent_rl.types import GenerateRequest, SamplingParams, TokenIds
 from routing_cache import RoutingCache, Session
 

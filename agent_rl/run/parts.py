@@ -203,7 +203,7 @@ def _local_engine(config: RunConfig, folder: Path) -> Generator:
 
 
 def _served_engine(config: RunConfig, folder: Path) -> Generator:
-    from agent_rl.engines.http.fleet import ServerFleet, fleet_spec
+    from agent_rl.engines.http.server_fleet import ServerFleet, fleet_spec
 
     return ServerFleet(fleet_spec(config, folder))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_rl.engines.http.process import ServerSpec, engine_python
+from agent_rl.engines.http.server_process import ServerSpec, engine_python
 
 CPU_SHIM = Path(__file__).parent / "cpu_shim"
 

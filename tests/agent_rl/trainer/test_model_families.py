@@ -12,7 +12,7 @@ from family_policies import FAMILY_POLICIES, load, write_family
 from safetensors.torch import load_file
 
 from agent_rl.config.schema import TrainerConfig
-from agent_rl.engines.http.weight_export import serving_weights
+from agent_rl.engines.http.serving_folder import serving_weights
 from agent_rl.model.config_json import read_shape
 from agent_rl.model.folders import FolderTensors, read_folder, write_folder
 from agent_rl.model.shape import ModelShape

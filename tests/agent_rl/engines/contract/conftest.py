@@ -19,14 +19,14 @@ import torch
 from contract_cases import CONTEXT_LENGTH, Reference, UnderTest
 from wires import RecordingWire, ReplayWire, load_recording, save_recording
 
-from agent_rl.engines.http.fleet import LAUNCHERS, SERVERS, EngineKind, FleetSpec, free_ports
-from agent_rl.engines.http.options import EngineOptions
-from agent_rl.engines.http.process import ServerProcess, engines_dir
-from agent_rl.engines.http.served_engine import HttpEngine
+from agent_rl.engines.http.engine_counters import EngineOptions
+from agent_rl.engines.http.http_engine import HttpEngine
+from agent_rl.engines.http.server_fleet import LAUNCHERS, SERVERS, EngineKind, FleetSpec, free_ports
+from agent_rl.engines.http.server_process import ServerProcess, engines_dir
+from agent_rl.engines.http.serving_folder import prepare_serving_folder
 from agent_rl.engines.http.transport import HttpTransport, TransportOptions
-from agent_rl.engines.http.weight_export import prepare_serving_folder
 from agent_rl.engines.http.weight_reference import TransformersReference
-from agent_rl.engines.local.engine import LocalEngine
+from agent_rl.engines.local.local_engine import LocalEngine
 from agent_rl.model.config_json import ServedModel, read_served_model
 from agent_rl.model.random_policy import write_random_policy
 from agent_rl.run.warmstart.train import TinyMoEShape

@@ -26,11 +26,11 @@ from fake_sglang import (
     true_rows,
 )
 
-from agent_rl.engines.balanced import RoutedEngine, RoutedOptions
-from agent_rl.engines.http.options import EngineOptions
-from agent_rl.engines.http.served_engine import HttpEngine
+from agent_rl.engines.balanced import BalancedEngine, BalancedOptions
+from agent_rl.engines.http.engine_counters import EngineOptions
+from agent_rl.engines.http.http_engine import HttpEngine
+from agent_rl.engines.http.server_weights import WeightReference
 from agent_rl.engines.http.transport import HttpTransport, TransportOptions
-from agent_rl.engines.http.weight_push import WeightReference
 from agent_rl.engines.sglang import SGLangServer
 from agent_rl.engines.vllm import VLLMServer
 from agent_rl.errors import (
@@ -46,7 +46,7 @@ from agent_rl.types import Completion, GenerateRequest, SamplingParams
 
 WEIGHTS = {"model.embed_tokens.weight": torch.ones(2, 2)}
 FAST = TransportOptions(backoff_s=0.001)
-ROUTED = RoutedOptions(revive_every_s=0.01, revive_timeout_s=5.0, min_warm_tokens=16)
+BALANCED = BalancedOptions(revive_every_s=0.01, revive_timeout_s=5.0, min_warm_tokens=16)
 
 
 async def connect(
@@ -253,7 +253,7 @@ def test_a_late_answer_is_not_asked_for_again_by_a_fleet_and_keeps_the_engine_in
 
     async def scenario() -> None:
         fake = FakeSGLang()
-        fleet = RoutedEngine([await connect(fake)], ROUTED)
+        fleet = BalancedEngine([await connect(fake)], BALANCED)
         fake.faults = [too_late] * 50
         async with asyncio.timeout(10):
             with pytest.raises(EngineTimeoutError, match="ReadTimeout"):
@@ -274,7 +274,7 @@ def test_a_server_that_hangs_leaves_service() -> None:
     fake = FakeSGLang()
 
     async def scenario() -> None:
-        fleet = RoutedEngine([await connect(fake)], ROUTED)
+        fleet = BalancedEngine([await connect(fake)], BALANCED)
         fake.faults = [hang]
         with pytest.raises(EngineTimeoutError):
             await fleet.generate(ask(ids(9)))
@@ -522,9 +522,9 @@ def test_the_probe_believes_answers_not_flags(what: str) -> None:
     run(scenario)
 
 
-async def fleet_of(*fakes: FakeSGLang) -> RoutedEngine:
+async def fleet_of(*fakes: FakeSGLang) -> BalancedEngine:
     engines = [await connect(fake, f"e{n}") for n, fake in enumerate(fakes)]
-    return RoutedEngine(engines, ROUTED)
+    return BalancedEngine(engines, BALANCED)
 
 
 def test_a_killed_engine_loses_no_trajectory() -> None:

@@ -19,7 +19,7 @@ import pytest
 from conftest import REAL, Policies, fleet_spec, transfer
 from contract_cases import UnderTest, ask, prompt_of
 
-from agent_rl.engines.http.fleet import EngineKind, ServerFleet
+from agent_rl.engines.http.server_fleet import EngineKind, ServerFleet
 
 NUM_TRAJECTORIES, NUM_TURNS, KILL_AT = 4, 5, 2
 CONFIG = Path(__file__).parents[4] / "configs" / "repair_tiny_sglang.yaml"

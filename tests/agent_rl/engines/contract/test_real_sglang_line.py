@@ -14,9 +14,9 @@ from conftest import Policies, StartServer
 from contract_cases import UnderTest, ask, prompt_of
 from fake_sglang import Fault, change_meta, hang_up, too_late
 
-from agent_rl.engines.http.fleet import SERVERS
-from agent_rl.engines.http.options import EngineOptions
-from agent_rl.engines.http.served_engine import HttpEngine
+from agent_rl.engines.http.engine_counters import EngineOptions
+from agent_rl.engines.http.http_engine import HttpEngine
+from agent_rl.engines.http.server_fleet import SERVERS
 from agent_rl.engines.http.transport import HttpTransport
 from agent_rl.errors import EngineReplyError, EngineUnavailableError
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Literal
 
 from agent_rl.config.schema import RunConfig
-from agent_rl.engines.balanced import RoutedEngine, RoutedOptions
+from agent_rl.engines.balanced import BalancedEngine, BalancedOptions
+from agent_rl.engines.http.engine_counters import EngineOptions
+from agent_rl.engines.http.http_engine import HttpEngine
 from agent_rl.engines.http.inference_server import InferenceServer
-from agent_rl.engines.http.options import EngineOptions
-from agent_rl.engines.http.process import RestartPolicy, ServerSpec, Supervisor
-from agent_rl.engines.http.served_engine import HttpEngine
+from agent_rl.engines.http.server_process import RestartPolicy, ServerSpec, Supervisor
+from agent_rl.engines.http.serving_folder import prepare_serving_folder
 from agent_rl.engines.http.transport import HttpTransport, TransportOptions
-from agent_rl.engines.http.weight_export import prepare_serving_folder
 from agent_rl.engines.http.weight_reference import TransformersReference
 from agent_rl.engines.sglang import SGLangLaunch, SGLangServer
 from agent_rl.engines.vllm import VLLMLaunch, VLLMServer
@@ -71,7 +71,7 @@ class FleetSpec:
     start_timeout_s: float = 900.0
     extra_args: tuple[str, ...] = ()
     transport: TransportOptions = field(default_factory=TransportOptions)
-    routed: RoutedOptions = field(default_factory=RoutedOptions)
+    routed: BalancedOptions = field(default_factory=BalancedOptions)
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
 
 
@@ -108,7 +108,7 @@ class ServerFleet:
         self.model: ServedModel = read_served_model(spec.policy)
         self.supervisors: list[Supervisor] = []
         self._reference = TransformersReference(spec.policy) if spec.verify_weights else None
-        self._routed: RoutedEngine | None = None
+        self._routed: BalancedEngine | None = None
         self._starting = asyncio.Lock()
         self._folder: OwnedFolder | None = None
 
@@ -124,7 +124,7 @@ class ServerFleet:
     def weight_version(self) -> int:
         return 0 if self._routed is None else self._routed.weight_version
 
-    async def start(self) -> RoutedEngine:
+    async def start(self) -> BalancedEngine:
         """Launch or attach, probe, and give the routed engine. Idempotent.
 
         Raises:
@@ -135,7 +135,7 @@ class ServerFleet:
             if self._routed is None:
                 self._own_folder()
                 try:
-                    self._routed = RoutedEngine(await self._connect_all(), self.spec.routed)
+                    self._routed = BalancedEngine(await self._connect_all(), self.spec.routed)
                 except BaseException:
                     await self._stop_servers()
                     raise

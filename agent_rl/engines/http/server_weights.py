@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from agent_rl.engines.http.engine_counters import EngineOptions
 from agent_rl.engines.http.inference_server import InferenceServer
-from agent_rl.engines.http.options import EngineOptions
 from agent_rl.engines.http.server_probe import scored_prompts, verify_update
-from agent_rl.engines.http.weight_export import serving_weights, write_serving_folder
+from agent_rl.engines.http.serving_folder import serving_weights, write_serving_folder
 from agent_rl.errors import EngineError
 from agent_rl.protocols import Weights
 from agent_rl.types import Floats, TokenIds

@@ -16,13 +16,13 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from agent_rl.engines.http.engine_counters import EngineOptions, EngineStats
 from agent_rl.engines.http.inference_server import InferenceServer, ServerFacts, ServerReply
-from agent_rl.engines.http.options import EngineOptions, EngineStats
 from agent_rl.engines.http.reply_rows import SeamBook, accept_rows
 from agent_rl.engines.http.request_checks import check_reply, check_request, turn_sampling
 from agent_rl.engines.http.server_probe import probe_server
+from agent_rl.engines.http.server_weights import ServerWeights, WeightReference
 from agent_rl.engines.http.update_gate import Gate
-from agent_rl.engines.http.weight_push import ServerWeights, WeightReference
 from agent_rl.errors import (
     EngineAbortedError,
     EngineError,
