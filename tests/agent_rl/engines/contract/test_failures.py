@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fake_sglang import (
-    LAYOUT,
+    MODEL,
     VOCAB_SIZE,
     Answer,
     FakeSGLang,
@@ -26,8 +26,9 @@ from fake_sglang import (
     true_rows,
 )
 
+from agent_rl.config.schema import EngineConfig
 from agent_rl.engines.balanced import BalancedEngine, BalancedOptions
-from agent_rl.engines.http.engine_counters import EngineOptions
+from agent_rl.engines.http.deployment import Deployment
 from agent_rl.engines.http.http_engine import HttpEngine
 from agent_rl.engines.http.server_weights import WeightReference
 from agent_rl.engines.http.transport import HttpTransport, TransportOptions
@@ -54,13 +55,20 @@ async def connect(
     name: str = "e",
     *,
     reference: WeightReference | None = None,
-    **options: object,
+    work_dir: Path = Path("unused"),
+    refuse_bad_rows: bool = True,
+    **settings: object,
 ) -> HttpEngine:
-    server = SGLangServer(HttpTransport(f"http://{name}", FAST, fake), LAYOUT, VOCAB_SIZE)
-    engine_options = EngineOptions(name=name, drain_timeout_s=0.5, **options)
-    return await HttpEngine.connect(
-        server, LAYOUT, engine_options, vocab_size=VOCAB_SIZE, reference=reference
+    server = SGLangServer(HttpTransport(f"http://{name}", FAST, fake), MODEL)
+    own = {"kind": "sglang", "dtype": "float32", "max_sessions": 64} | settings
+    deployment = Deployment(
+        EngineConfig(**own),
+        policy_folder("builtin:tiny_moe"),
+        work_dir,
+        refuse_bad_rows=refuse_bad_rows,
+        drain_timeout_s=0.5,
     )
+    return await HttpEngine.connect(server, MODEL, deployment, name=name, reference=reference)
 
 
 def ask(
@@ -154,25 +162,22 @@ BAD_REPLIES: dict[str, tuple[Fault, str]] = {
 def test_the_folder_of_an_update_that_failed_is_removed_and_the_one_before_stays(
     tmp_path: Path,
 ) -> None:
+    weights = tmp_path / "weights"
+
     async def scenario() -> None:
         fake = FakeSGLang()
-        options = {
-            "weight_transfer": "disk",
-            "exchange": tmp_path,
-            "template": policy_folder("builtin:tiny_moe"),
-        }
-        engine = await connect(fake, **options)
+        engine = await connect(fake, work_dir=tmp_path, weight_transfer="disk")
         await engine.load_weights(WEIGHTS, 1)
-        assert [path.name for path in tmp_path.iterdir()] == ["e-v1"]
+        assert [path.name for path in weights.iterdir()] == ["e-v1"]
         fake.loads_folders = False
         with pytest.raises(EngineError, match="weight version"):
             await engine.load_weights(WEIGHTS, 2)
-        assert [path.name for path in tmp_path.iterdir()] == ["e-v1"]
+        assert [path.name for path in weights.iterdir()] == ["e-v1"]
         fake.loads_folders = True
         await engine.load_weights(WEIGHTS, 3)
-        assert [path.name for path in tmp_path.iterdir()] == ["e-v3"]
+        assert [path.name for path in weights.iterdir()] == ["e-v3"]
         await engine.aclose()
-        assert list(tmp_path.iterdir()) == []
+        assert list(weights.iterdir()) == []
 
     run(scenario)
 
@@ -301,8 +306,8 @@ def test_what_is_no_engine_is_told_by_its_address(text: str) -> None:
     async def scenario() -> None:
         wire = Page(httpx.Response(200, text=text))
         for server in (
-            SGLangServer(HttpTransport("http://other", FAST, wire), LAYOUT, VOCAB_SIZE),
-            VLLMServer(HttpTransport("http://other", FAST, wire), LAYOUT),
+            SGLangServer(HttpTransport("http://other", FAST, wire), MODEL),
+            VLLMServer(HttpTransport("http://other", FAST, wire), MODEL),
         ):
             with pytest.raises(EngineError, match=r"http://other|SGLang names no context length"):
                 await server.facts()

@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from agent_rl.config.schema import EngineConfig, PolicyConfig, RunConfig
 from agent_rl.doctor.server_checks import check_servers
 from agent_rl.engines.balanced.warm_prefixes import BLOCK_TOKENS, PrefixIndex
-from agent_rl.engines.http.server_fleet import FleetSpec, ServerFleet, free_ports
+from agent_rl.engines.http.deployment import Deployment
+from agent_rl.engines.http.server_fleet import ServerFleet, free_ports
 from agent_rl.engines.http.server_process import (
     RestartPolicy,
     ServerProcess,
@@ -169,17 +170,12 @@ def test_weights_that_a_killed_process_left_are_removed_and_nobody_elses(tmp_pat
     (killed / ".lock").touch()
     for folder in (killed, living):
         os.utime(folder, (0, 0))
-    spec = FleetSpec(
-        "sglang",
-        policy_folder("builtin:tiny_moe"),
-        ours,
-        urls=(f"http://127.0.0.1:{free_ports(1)[0]}",),
-        verify_weights=False,
-        transport=TransportOptions(max_attempts=1),
-    )
+    url = f"http://127.0.0.1:{free_ports(1)[0]}"
+    config = EngineConfig(kind="sglang", dtype="float32", urls=(url,), verify_weights=False)
+    policy, once = policy_folder("builtin:tiny_moe"), TransportOptions(max_attempts=1)
 
     async def scenario() -> None:
-        fleet = ServerFleet(spec)
+        fleet = ServerFleet(Deployment(config, policy, ours, transport=once))
         with pytest.raises(EngineUnavailableError):
             await fleet.start()
         for folder in (killed, ours):
