@@ -242,7 +242,7 @@ def test_the_doctor_names_what_a_server_configuration_lacks(
     (port,) = free_ports(1)
     engine = EngineConfig(kind="sglang", urls=(f"http://127.0.0.1:{port}",))
     findings = {f.name: f for f in check_servers(replace(base, engine=engine))}
-    assert findings["served model"].detail == "3 MoE layers, 4 of 16 experts a token"
+    assert findings["served model"].detail == "3 MoE layers, 4 of 16 experts per token"
     assert findings["served model's head"].verdict == "warning"
     assert findings[f"http://127.0.0.1:{port}"].verdict == "missing"
     engine = EngineConfig(kind="sglang", device="cuda", num_servers=4, tensor_parallel=64)
