@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routing_cache.digest import Digester, Digests
+from routing_cache.disagreement import Comparison, compare_rows
 from routing_cache.errors import RowCountError
-from routing_cache.provenance import Comparison, ConflictPolicy, compare_rows
-from routing_cache.routed_experts import Mask, RowLayout, Rows, TokenIds
+from routing_cache.layout import Mask, RowLayout, Rows, TokenIds
+from routing_cache.provenance import ConflictPolicy
 from routing_cache.row_check import check_rows
-from routing_cache.segments import Segment, clip_all, join_neighbours
+from routing_cache.row_segments import Segment, clip_all, join_neighbours
 
 
 class Reply(NamedTuple):

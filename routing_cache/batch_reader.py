@@ -8,12 +8,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from routing_cache.batch_format import Atom, Reader, Tables, parse_tables, read_header
 from routing_cache.digest import Digester, total
 from routing_cache.errors import CodecError, DigestMismatchError
-from routing_cache.pack_format import Atom, Reader, Tables, parse_tables, read_header
+from routing_cache.layout import Mask, RowLayout, Rows, TokenIds, as_token_ids
 from routing_cache.provenance import Provenance
-from routing_cache.routed_experts import Mask, RowLayout, Rows, TokenIds, as_token_ids
-from routing_cache.view import check_range, layer_index
+from routing_cache.sequence_rows import check_range, layer_index
 
 
 class PackedSample:

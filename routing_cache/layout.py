@@ -127,6 +127,20 @@ class RowLayout:
             return rows
         return rows[:, self._moe_index]
 
+    def require_room(self, dtype: np.dtype[np.integer]) -> None:
+        """Refuse a dtype in which ids must have wrapped.
+
+        Raises:
+            LayoutError: it cannot hold the highest id.
+        """
+        if dtype != self.dtype and np.iinfo(dtype).max < self.num_experts - 1:
+            raise LayoutError(
+                f"{dtype} cannot hold the ids of {self.num_experts} experts",
+                got=dtype,
+                expected=f"a dtype that holds {self.num_experts - 1}",
+                fix="the ids have wrapped on the way; widen the dtype where they are captured",
+            )
+
     def narrow(self, rows: NDArray[np.integer]) -> Rows:
         """``rows`` in this layout's dtype, C-contiguous; ids out of range stay so.
 
@@ -139,13 +153,7 @@ class RowLayout:
         """
         if rows.dtype == self.dtype:
             return np.ascontiguousarray(rows, dtype=self.dtype)
-        if np.iinfo(rows.dtype).max < self.num_experts - 1:
-            raise LayoutError(
-                f"{rows.dtype} cannot hold the ids of {self.num_experts} experts",
-                got=rows.dtype,
-                expected=f"a dtype that holds {self.num_experts - 1}",
-                fix="the ids have wrapped on the way; widen the dtype where they are captured",
-            )
+        self.require_room(rows.dtype)
         narrow = rows.astype(self.dtype)
         outside = (rows < 0) | (rows >= self.num_experts)
         if outside.any():
@@ -181,6 +189,13 @@ def spread_rows(
     if layers is not None:
         kinds = kinds[:, list(layers)]
     return kinds[(np.arange(first, first + num_rows) * k) % experts]
+
+
+def expand_mask(part: Mask, where: NDArray[np.intp], length: int) -> Mask:
+    """``[length]`` mask that has ``part`` at ``where`` and is False elsewhere."""
+    mask = np.zeros(length, np.bool_)
+    mask[where] = part
+    return mask
 
 
 def as_token_ids(token_ids: object) -> TokenIds:

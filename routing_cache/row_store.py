@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from routing_cache.digest import Digests
 from routing_cache.errors import BudgetError
+from routing_cache.layout import RowLayout, Rows
 from routing_cache.provenance import Provenance
-from routing_cache.routed_experts import RowLayout, Rows
-from routing_cache.segments import Segment, Slab
+from routing_cache.row_segments import Segment, Slab
 
 # From 4 MiB on numpy asks the kernel for huge pages, which reads of a whole trajectory feel.
 _FULL_SLAB_BYTES = 4 << 20

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from routing_cache.digest import Digests
+from routing_cache.layout import Rows
 from routing_cache.provenance import Provenance
-from routing_cache.routed_experts import Rows
 
 
 class Slab:

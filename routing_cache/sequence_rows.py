@@ -14,10 +14,10 @@ from routing_cache.errors import (
     LayoutError,
     RowCountError,
 )
+from routing_cache.layout import Mask, RowLayout, Rows, TokenIds, as_token_ids
 from routing_cache.provenance import Provenance
-from routing_cache.routed_experts import Mask, RowLayout, Rows, TokenIds, as_token_ids
 from routing_cache.row_check import check_rows
-from routing_cache.segments import Segment, Slab, join_neighbours
+from routing_cache.row_segments import Segment, Slab, join_neighbours
 
 
 def layer_index(layers: Sequence[int] | None, num_layers: int) -> slice | list[int]:

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from routing_cache.errors import RowCountError
-from routing_cache.routed_experts import Mask, RowLayout, Rows
+from routing_cache.layout import Mask, RowLayout, Rows
 
 
 class Gatherable(Protocol):

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from routing_cache.codec.header import check_size
 from routing_cache.errors import CodecError, LayoutError
+from routing_cache.layout import RowLayout
 from routing_cache.provenance import Provenance
-from routing_cache.routed_experts import RowLayout
 
 Reader = Callable[[int, int], bytes | memoryview]  # (offset, num_bytes) of the packed block
 

@@ -13,13 +13,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from routing_cache.batch_format import Atom, Reader, Sample, Tables, check_blocks, write_header
+from routing_cache.batch_reader import PackedRows
 from routing_cache.digest import Digester, total
 from routing_cache.errors import LayoutError
-from routing_cache.pack_format import Atom, Reader, Sample, Tables, check_blocks, write_header
-from routing_cache.packed import PackedRows
-from routing_cache.routed_experts import RowLayout, TokenIds
-from routing_cache.segments import Segment
-from routing_cache.view import SegmentRows
+from routing_cache.layout import RowLayout, TokenIds
+from routing_cache.row_segments import Segment
+from routing_cache.sequence_rows import SegmentRows
 
 
 def pack(
