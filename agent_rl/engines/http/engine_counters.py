@@ -1,31 +1,10 @@
-"""How a server is used, and what is counted while it is."""
+"""Counts of what becomes of the requests to one server."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Literal
 
 from agent_rl.engines.http.inference_server import ServerReply
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """How one server is used.
-
-    ``weight_transfer``: "tensors" sends them through the connection (the server may be anywhere,
-    but every update travels as a request body), "disk" writes a folder below ``exchange`` that the
-    server must see under the same path.
-    """
-
-    name: str = "engine"
-    max_running: int = 64
-    capture_routing: bool = True
-    weight_transfer: Literal["tensors", "disk"] = "tensors"
-    exchange: Path | None = None
-    template: Path | None = None  # config and tokenizer of such a folder; None: the server's model
-    drain_timeout_s: float = 120.0
-    verify_tolerance: float = 1e-4  # of log-probs after an update, when a reference is given
 
 
 @dataclass
@@ -63,5 +42,5 @@ class EngineStats:
         self.rows_fetched += num_rows
 
     def to_metrics(self, prefix: str) -> dict[str, float]:
-        """Every counter as ``{prefix}_{name}``."""
+        """Return every counter as ``{prefix}_{name}``."""
         return {f"{prefix}_{name}": float(value) for name, value in asdict(self).items()}

@@ -18,7 +18,6 @@ from typing import Literal, cast
 from agent_rl.config.schema import RunConfig
 from agent_rl.errors import AgentRLError, TrainerError
 from agent_rl.protocols import Scored, Weights
-from agent_rl.trainer.workers.group import Answered, Event, Lost, WorkerGroup
 from agent_rl.trainer.workers.messages import (
     Done,
     Failed,
@@ -31,6 +30,7 @@ from agent_rl.trainer.workers.messages import (
     Value,
 )
 from agent_rl.trainer.workers.sample_block import encode_samples
+from agent_rl.trainer.workers.worker_group import Answered, Event, Lost, WorkerGroup
 from agent_rl.types import TrainSample
 
 _POLL_S = 0.5

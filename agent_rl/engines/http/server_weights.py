@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from agent_rl.engines.http.deployment import Deployment
 from agent_rl.engines.http.inference_server import InferenceServer
-from agent_rl.engines.http.options import EngineOptions
 from agent_rl.engines.http.server_probe import scored_prompts, verify_update
-from agent_rl.engines.http.weight_export import serving_weights, write_serving_folder
-from agent_rl.errors import EngineError
+from agent_rl.engines.http.serving_folder import serving_weights, write_serving_folder
+from agent_rl.model.config_json import ServedModel
 from agent_rl.protocols import Weights
 from agent_rl.types import Floats, TokenIds
 
@@ -29,23 +29,23 @@ class ServerWeights:
     """The weights of one server: the newest ones are kept, as tensors or as a folder.
 
     Args:
-        template: folder with the model's config and tokenizer.
+        name: of the engine, for folders.
         reference: None checks version and flush only.
     """
 
     def __init__(
         self,
         server: InferenceServer,
-        options: EngineOptions,
+        model: ServedModel,
+        deployment: Deployment,
         *,
-        template: Path,
-        vocab_size: int,
+        name: str,
         reference: WeightReference | None,
     ) -> None:
         self._server = server
-        self._options = options
-        self._template = template
-        self._vocab_size = vocab_size
+        self._model = model
+        self._deployment = deployment
+        self._name = name
         self._reference = reference
         self._held: Weights | Path | None = None
         # Log-probs of the scored prompts under the held weights.
@@ -56,12 +56,12 @@ class ServerWeights:
 
         Raises ``EngineError``: refused, or not what arrived; the server's weights are unknown then.
         """
-        held: Weights | Path = serving_weights(weights, template=self._template)
-        if self._options.weight_transfer == "disk":
+        held: Weights | Path = serving_weights(weights, self._model.names)
+        if self._deployment.config.weight_transfer == "disk":
             held = await asyncio.to_thread(self._write_folder, held, version)
         expected = None
         if self._reference is not None:
-            prompts = scored_prompts(self._vocab_size)
+            prompts = scored_prompts(self._model.vocab_size)
             expected = await asyncio.to_thread(_score_all, self._reference, weights, prompts)
         try:
             await self._apply(held, version, expected)
@@ -94,18 +94,14 @@ class ServerWeights:
         await verify_update(
             self._server,
             version,
-            vocab_size=self._vocab_size,
+            vocab_size=self._model.vocab_size,
             expected=expected,
-            tolerance=self._options.verify_tolerance,
+            tolerance=self._deployment.verify_tolerance,
         )
 
     def _write_folder(self, tensors: Weights, version: int) -> Path:
-        if self._options.exchange is None:
-            raise EngineError(
-                "weight_transfer=disk needs a folder that the server can see: got exchange=None"
-            )
-        folder = self._options.exchange / f"{self._options.name}-v{version}"
-        return write_serving_folder(tensors, folder, template=self._template)
+        folder = self._deployment.exchange / f"{self._name}-v{version}"
+        return write_serving_folder(tensors, folder, template=self._deployment.policy)
 
 
 def _score_all(

@@ -1,4 +1,4 @@
-"""Weights as an inference server wants them: one tensor an expert, and an explicit output head.
+"""Weights as an inference server wants them: one tensor per expert, and an explicit output head.
 
 Transformers keeps a layer's experts fused (``experts.gate_up_proj [E, 2I, H]``,
 ``experts.down_proj [E, H, I]``); servers read the checkpoint form, ``experts.3.gate_proj.weight
@@ -26,13 +26,12 @@ _SIDE_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.js
 _SHARD_BYTES = 4 << 30
 
 
-def serving_weights(weights: Weights, *, template: Path | None = None) -> dict[str, torch.Tensor]:
-    """``weights`` (Hugging Face names, fused experts or not) in checkpoint form, contiguous.
+def serving_weights(weights: Weights, names: HFNames | None = None) -> dict[str, torch.Tensor]:
+    """Return ``weights`` (Hugging Face names, fused experts or not) in checkpoint form, contiguous.
 
-    ``template`` is a folder of the model: some families have names of their own in folders.
+    ``names`` are the model's: some families have names of their own in folders.
     """
-    names = HFNames() if template is None else read_served_model(template).names
-    tensors = folder_tensors(weights, names)
+    tensors = folder_tensors(weights, names or HFNames())
     if HEAD not in tensors and EMBEDDING in tensors:
         tensors[HEAD] = tensors[EMBEDDING].clone()
     return tensors
@@ -53,7 +52,7 @@ def write_serving_folder(weights: Weights, folder: Path, *, template: Path) -> P
 
 
 def prepare_serving_folder(policy: Path, folder: Path) -> Path:
-    """A copy of ``policy`` that any server can start from, written to ``folder``.
+    """Write a copy of ``policy`` that any server can start from to ``folder``, and return it.
 
     A policy that needs no change is returned as it is.
 
@@ -72,7 +71,7 @@ def prepare_serving_folder(policy: Path, folder: Path) -> Path:
 
 
 def copy_side_files(template: Path, folder: Path) -> None:
-    """Config (embeddings untied) and tokenizer from ``template``.
+    """Copy config (embeddings untied) and tokenizer of ``template``.
 
     ``generation_config.json`` is left out: its end-of-sequence ids and sampling defaults would
     join the request's own.
@@ -86,7 +85,7 @@ def copy_side_files(template: Path, folder: Path) -> None:
 
 
 def _save_shards(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """safetensors files of about 4 GiB with the index that loaders expect."""
+    """Write safetensors files of about 4 GiB with the index that loaders expect."""
     shards: list[dict[str, torch.Tensor]] = [{}]
     size = 0
     for name, tensor in tensors.items():

@@ -14,15 +14,15 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from pathlib import Path
 
+from agent_rl.engines.http.deployment import Deployment
+from agent_rl.engines.http.engine_counters import EngineStats
 from agent_rl.engines.http.inference_server import InferenceServer, ServerFacts, ServerReply
-from agent_rl.engines.http.options import EngineOptions, EngineStats
 from agent_rl.engines.http.reply_rows import SeamBook, accept_rows
 from agent_rl.engines.http.request_checks import check_reply, check_request, turn_sampling
 from agent_rl.engines.http.server_probe import probe_server
+from agent_rl.engines.http.server_weights import ServerWeights, WeightReference
 from agent_rl.engines.http.update_gate import Gate
-from agent_rl.engines.http.weight_push import ServerWeights, WeightReference
 from agent_rl.errors import (
     EngineAbortedError,
     EngineError,
@@ -30,6 +30,7 @@ from agent_rl.errors import (
     EngineTimeoutError,
     EngineUnavailableError,
 )
+from agent_rl.model.config_json import ServedModel
 from agent_rl.protocols import Weights
 from agent_rl.types import Completion, Floats, GenerateRequest, Rows, TokenIds
 from routing_cache import RowLayout
@@ -46,47 +47,41 @@ class HttpEngine:
     def __init__(
         self,
         server: InferenceServer,
-        layout: RowLayout,
+        model: ServedModel,
+        deployment: Deployment,
         facts: ServerFacts,
-        options: EngineOptions,
         *,
-        vocab_size: int,
+        name: str,
         weight_version: int = 0,
         reference: WeightReference | None = None,
     ) -> None:
         self.server = server
+        self.name = name
         self.facts = facts
-        self.options = options
         self.stats = EngineStats()
-        self._layout = layout
-        self._vocab_size = vocab_size
+        self._model = model
+        self._deployment = deployment
         self._version = weight_version
-        self._weights = ServerWeights(
-            server,
-            options,
-            template=options.template or Path(facts.model_path),
-            vocab_size=vocab_size,
-            reference=reference,
-        )
+        self._weights = ServerWeights(server, model, deployment, name=name, reference=reference)
         self._seams = SeamBook()
-        self._gate = Gate(options.max_running)
+        self._gate = Gate(deployment.config.max_sessions)
         self._broken = ""  # why the server's weights are not known any more
 
     @classmethod
     async def connect(
         cls,
         server: InferenceServer,
-        layout: RowLayout,
-        options: EngineOptions,
+        model: ServedModel,
+        deployment: Deployment,
         *,
-        vocab_size: int,
+        name: str,
         weight_version: int = 0,
         reference: WeightReference | None = None,
     ) -> HttpEngine:
         """Probe the server, name its version, and wrap it.
 
         Args:
-            vocab_size: token ids of the model; larger ones are refused.
+            name: of this engine among those of ``deployment``.
             weight_version: of the weights that the server has now.
             reference: says what log-probs new weights must give; None checks version and flush
                 only.
@@ -97,27 +92,23 @@ class HttpEngine:
         """
         facts = await probe_server(
             server,
-            layout if options.capture_routing else None,
-            vocab_size=vocab_size,
+            model.layout if deployment.config.capture_routing else None,
+            vocab_size=model.vocab_size,
             weight_version=weight_version,
         )
         return cls(
             server,
-            layout,
+            model,
+            deployment,
             facts,
-            options,
-            vocab_size=vocab_size,
+            name=name,
             weight_version=weight_version,
             reference=reference,
         )
 
     @property
-    def name(self) -> str:
-        return self.options.name
-
-    @property
     def row_layout(self) -> RowLayout:
-        return self._layout
+        return self._model.layout
 
     @property
     def weight_version(self) -> int:
@@ -146,9 +137,9 @@ class HttpEngine:
         """
         check_request(
             request,
-            vocab_size=self._vocab_size,
+            vocab_size=self._model.vocab_size,
             context_length=self.facts.context_length,
-            captures_routing=self.options.capture_routing,
+            captures_routing=self._deployment.config.capture_routing,
             gives_full_logprobs=self.server.gives_full_logprobs,
             where=self._where(request),
         )
@@ -194,7 +185,7 @@ class HttpEngine:
     async def closed(self) -> AsyncIterator[None]:
         """No request runs on the server inside the block; new ones wait before it."""
         self._gate.shut()
-        timeout_s = self.options.drain_timeout_s
+        timeout_s = self._deployment.drain_timeout_s
         try:
             try:
                 await self._gate.wait_empty(timeout_s)
@@ -231,13 +222,13 @@ class HttpEngine:
 
     async def restore_weights(self) -> None:
         """Give a restarted server the weights it had; call it inside :meth:`closed`."""
-        layout = self._layout if self.options.capture_routing else None
+        layout = self._model.layout if self._deployment.config.capture_routing else None
         with self._weights_in_doubt(self._version):
             await self.server.resume()  # a paused server would not answer the probe
             await probe_server(
                 self.server,
                 layout,
-                vocab_size=self._vocab_size,
+                vocab_size=self._model.vocab_size,
                 weight_version=self._version,
             )
             await self.server.pause()
@@ -348,7 +339,7 @@ class HttpEngine:
                 request,
                 reply,
                 request_id,
-                vocab_size=self._vocab_size,
+                vocab_size=self._model.vocab_size,
                 where=self._where(request),
             )
         except EngineAbortedError:
@@ -384,7 +375,7 @@ class HttpEngine:
         try:
             rows = accept_rows(
                 reply,
-                self._layout,
+                self._model.layout,
                 num_prompt=len(request.token_ids),
                 start=first,
                 where=where,

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
 
-from agent_rl.engines.http.served_engine import HttpEngine
-from agent_rl.engines.warm_prefixes import PrefixIndex
+from agent_rl.engines.balanced.warm_prefixes import PrefixIndex
+from agent_rl.engines.http.http_engine import HttpEngine
 from agent_rl.errors import (
     EngineError,
     EngineReplyError,
@@ -30,7 +30,7 @@ from routing_cache import RowLayout
 
 
 @dataclass(frozen=True)
-class RoutedOptions:
+class BalancedOptions:
     """Placement and recovery. ``max_imbalance``: how many more requests than the least loaded
     engine one may have and still attract new sessions by a warm prefix."""
 
@@ -42,7 +42,7 @@ class RoutedOptions:
 
 
 @dataclass
-class RoutedStats:
+class BalancedStats:
     """Counters since the start."""
 
     moved_sessions: int = 0
@@ -63,13 +63,15 @@ class _Member:
     sessions: set[str] = field(default_factory=set[str])
 
 
-class RoutedEngine:
+class BalancedEngine:
     """``Generator`` over connected engines of one model and one weight version.
 
     Raises ``EngineError`` at construction when they do not agree on layout and version.
     """
 
-    def __init__(self, engines: Sequence[HttpEngine], options: RoutedOptions | None = None) -> None:
+    def __init__(
+        self, engines: Sequence[HttpEngine], options: BalancedOptions | None = None
+    ) -> None:
         versions = {engine.weight_version for engine in engines}
         layouts = {engine.row_layout for engine in engines}
         if len(versions) != 1 or len(layouts) != 1:
@@ -77,8 +79,8 @@ class RoutedEngine:
                 f"engines of one fleet must agree: got weight versions {sorted(versions)} and "
                 f"{len(layouts)} row layouts, expected one of each"
             )
-        self.options = options or RoutedOptions()
-        self.stats = RoutedStats()
+        self.options = options or BalancedOptions()
+        self.stats = BalancedStats()
         self._members = [_Member(number, engine) for number, engine in enumerate(engines)]
         self._version = engines[0].weight_version
         self._weights: Weights | None = None  # of the newest update, for engines that come back

@@ -12,10 +12,10 @@ import pytest
 
 from agent_rl.config.schema import RunConfig, TrainerConfig
 from agent_rl.errors import CheckpointError, ConfigError, ReplayError, TrainerError
-from agent_rl.trainer.workers.fleet import TrainerFleet
-from agent_rl.trainer.workers.group import Answered, Event, Lost, SeenAlive
 from agent_rl.trainer.workers.messages import Done, Failed, Load, Publish, Request, Save, Step
 from agent_rl.trainer.workers.sample_block import SampleBlock
+from agent_rl.trainer.workers.trainer_fleet import TrainerFleet
+from agent_rl.trainer.workers.worker_group import Answered, Event, Lost, SeenAlive
 from agent_rl.types import TrainSample
 
 Script = Callable[[Request], Sequence[Event]]

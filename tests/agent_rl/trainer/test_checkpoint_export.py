@@ -18,8 +18,8 @@ from agent_rl.commands.export import export_command
 from agent_rl.errors import CheckpointError, ConfigError
 from agent_rl.model.folders import INDEX
 from agent_rl.trainer.checkpoint import MANIFEST, CheckpointStore
+from agent_rl.trainer.checkpoint_export import export_model
 from agent_rl.trainer.checkpoint_reading import CheckpointGoneError
-from agent_rl.trainer.export import export_model
 
 pytestmark = pytest.mark.megatron
 

@@ -1,4 +1,4 @@
-"""The embedded engine: a Hugging Face MoE model, continuous batching, a KV prefix a session.
+"""The embedded engine: a Hugging Face MoE model, continuous batching, one KV prefix per session.
 
     callers (event loop)                 driver task (same loop)            worker thread
     generate() ── waiting ──────────────▶ admit ─▶ lanes ─────────────────▶ ModelRunner.burst
@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from agent_rl.config.schema import EngineConfig
 from agent_rl.engines.local.runner import Lane, LaneResult, ModelRunner
 from agent_rl.engines.local.slots import Slot, SlotTable
 from agent_rl.errors import CapacityError, EngineError
@@ -67,28 +68,26 @@ class LocalEngine:
 
     Args:
         folder: Hugging Face checkpoint folder (``config.json``, safetensors).
-        dtype: of weights and activations, ``float32``, ``bfloat16`` or a simulated low precision
-            (see ``quantize.py``); attention runs in float32.
-        max_sessions: KV slots. Idle sessions lose theirs, least recently used first.
+        config: ``dtype`` is that of weights and activations, a simulated one as in
+            ``quantize.py``, attention always runs in float32; ``max_sessions`` counts KV slots,
+            which idle sessions lose, least recently used first; without ``capture_routing``
+            requests for rows are refused. None takes the defaults.
         max_tokens: longest prompt plus completion of a request.
-        num_threads: of the worker thread; None leaves torch's default.
-        capture_routing: False drops the router's choices and refuses requests for them.
         weight_version: version of the weights in ``folder``.
     """
 
     def __init__(
         self,
         folder: Path,
+        config: EngineConfig | None = None,
         *,
-        dtype: str = "bfloat16",
-        max_sessions: int = 256,
         max_tokens: int = 256,
-        num_threads: int | None = None,
-        capture_routing: bool = True,
         weight_version: int = 0,
     ) -> None:
+        config = config or EngineConfig()
+        max_sessions = config.max_sessions
         self._runner = ModelRunner(
-            folder, dtype=dtype, num_slots=max_sessions, max_tokens=max_tokens
+            folder, dtype=config.dtype, num_slots=max_sessions, max_tokens=max_tokens
         )
         layout = self._runner.layout
         self._table = SlotTable(
@@ -98,13 +97,13 @@ class LocalEngine:
             row_dtype=layout.dtype,
         )
         self._max_tokens = max_tokens
-        self._captures = capture_routing
+        self._captures = config.capture_routing
         self._version = weight_version
         self._executor = ThreadPoolExecutor(
             1,
             thread_name_prefix="local-engine",
-            initializer=_set_threads,
-            initargs=(num_threads,),
+            initializer=torch.set_num_threads,
+            initargs=(config.num_threads,),
         )
         self._waiting: deque[_Call] = deque()
         self._active: list[_Call] = []
@@ -363,11 +362,6 @@ class LocalEngine:
             engine=self.name,
             full_logprobs=np.stack(call.full_logprobs) if call.full_logprobs else None,
         )
-
-
-def _set_threads(num_threads: int | None) -> None:
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
 
 
 def _share_prompts(lanes: list[Lane]) -> list[Lane]:
