@@ -79,7 +79,7 @@ def test_a_full_disk(run: Path) -> None:
 
 def test_a_policy_to_download_and_tasks_to_train_on(tmp_path: Path) -> None:
     where = tmp_path / "my models"
-    (check,) = check_policy(RunConfig(policy=PolicyConfig(str(where))))
+    (check,) = check_policy(RunConfig(policy=PolicyConfig(path=str(where))))
     line = check.advice.partition(", or set")[0]
     assert shlex.split(line)[-2:] == ["--local-dir", str(where)]
     rows = f"tasks.rows={where / 'r2e_gym.jsonl'}"

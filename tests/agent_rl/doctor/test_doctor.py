@@ -158,7 +158,7 @@ def test_a_policy_without_one_of_its_shards_is_missing(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
     weight_map = {"x": "a.safetensors", "y": "b.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    config = RunConfig(policy=PolicyConfig(str(tmp_path)))
+    config = RunConfig(policy=PolicyConfig(path=str(tmp_path)))
     (check,) = check_policy(config)
     assert check.verdict == "missing"
     assert "b.safetensors" in check.detail
@@ -209,7 +209,7 @@ def test_trainer_memory_reads_right_in_singular_and_plural(
 
 
 def test_an_unknown_model_that_is_not_here_has_unknown_needs() -> None:
-    config = replace(production(), policy=PolicyConfig("hf:nobody/nothing"))
+    config = replace(production(), policy=PolicyConfig(path="hf:nobody/nothing"))
     (check,) = check_needs(config)
     assert (check.verdict, check.detail) == ("warning", "unknown until the policy is here")
 
