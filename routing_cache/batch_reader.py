@@ -11,7 +11,7 @@ import numpy as np
 from routing_cache.batch_format import Atom, Reader, Tables, parse_tables, read_header
 from routing_cache.digest import Digester, total
 from routing_cache.errors import CodecError, DigestMismatchError
-from routing_cache.layout import Mask, RowLayout, Rows, TokenIds, as_token_ids
+from routing_cache.layout import Mask, RowLayout, Rows, TokenIds, as_token_ids, missing_rows
 from routing_cache.provenance import Provenance
 from routing_cache.sequence_rows import check_range, layer_index
 
@@ -76,7 +76,7 @@ class PackedSample:
                 else:
                     out[target, inside] = rows[:, columns[inside] - left]
                 if atom.has_missing:
-                    present[target] = rows[:, 0, 0] != layout.missing
+                    present[target] = ~missing_rows(rows, layout.missing)
             if not atom.has_missing:
                 present[target] = True
         return out, present

@@ -147,6 +147,19 @@ def total(digests: Digests) -> int:
     return int(np.add.reduce(digests, dtype=np.uint64))
 
 
+def rows_digest(
+    rows: Rows,
+    layout: RowLayout,
+    token_ids: TokenIds | None = None,
+    *,
+    start: int = 0,
+    weight_version: int = 0,
+) -> int:
+    """Digest of a whole block under the default key; of its rows alone without ``token_ids``."""
+    ids = np.zeros(len(rows), np.int32) if token_ids is None else token_ids
+    return total(Digester(layout).rows(rows, ids, start=start, weight_version=weight_version))
+
+
 def join(*parts: int) -> int:
     """The digest of adjoining ranges."""
     return sum(parts) & _MASK

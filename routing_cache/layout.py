@@ -191,6 +191,15 @@ def spread_rows(
     return kinds[(np.arange(first, first + num_rows) * k) % experts]
 
 
+def missing_rows(rows: Rows, missing: int) -> Mask:
+    """Find the missing rows ``[T]`` among stored rows: their first id tells.
+
+    The judge (:func:`~routing_cache.row_check.check_rows`) saw them when they came in, so that a
+    stored row holds the mark everywhere or nowhere.
+    """
+    return np.equal(rows[:, 0, 0], missing)
+
+
 def expand_mask(part: Mask, where: NDArray[np.intp], length: int) -> Mask:
     """``[length]`` mask that has ``part`` at ``where`` and is False elsewhere."""
     mask = np.zeros(length, np.bool_)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from routing_cache.errors import PayloadError, RowCountError
 from routing_cache.layout import RowLayout, Rows
 from routing_cache.payload_arrays import DEFAULT_MAX_BYTES, Dtype, decode_base64, vllm_array
+from routing_cache.row_check import expected_rows
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,14 @@ class EngineForm:
     num_layers: int  # width of the layer axis: all hidden layers or MoE layers
     honours_start: bool  # False: every reply holds all rows from 0
     pads_last_row: bool  # True: a row for the last sampled token, which was never fed
+
+    def start(self, requested: int) -> int:
+        """First row of a reply that was asked for from row ``requested`` on."""
+        return requested if self.honours_start else 0
+
+    def num_rows(self, num_tokens: int, requested_start: int) -> int:
+        """Rows of a reply to a sequence of ``num_tokens``, a padded last one included."""
+        return expected_rows(num_tokens, self.start(requested_start)) + self.pads_last_row
 
 
 @dataclass(frozen=True)
@@ -50,15 +59,15 @@ def resolve_start(num_rows: int, *, num_tokens: int, requested_start: int) -> in
     Raises:
         RowCountError: the count fits neither.
     """
-    total = num_tokens - 1
-    if num_rows == total - requested_start:
+    suffix, whole = expected_rows(num_tokens, requested_start), expected_rows(num_tokens)
+    if num_rows == suffix:
         return requested_start
-    if num_rows == total:
+    if num_rows == whole:
         return 0
     raise RowCountError(
         "the reply holds neither the suffix nor the whole sequence",
         got=f"{num_rows} rows for {num_tokens} tokens",
-        expected=f"{total - requested_start} (from {requested_start}) or {total} (from 0)",
+        expected=f"{suffix} (from {requested_start}) or {whole} (from 0)",
         fix="treat the rows as missing (rows=None) or drop the sample; never pad into shape",
     )
 
@@ -84,13 +93,12 @@ def read_rows(
                 got=array.shape[1],
                 expected=form.num_layers,
             )
-        start = requested_start if form.honours_start else 0
-        expected = num_tokens - 1 - start + form.pads_last_row
+        start, expected = form.start(requested_start), form.num_rows(num_tokens, requested_start)
         if len(block) != expected:
             raise RowCountError(
                 "the reply's rows do not fit the probed form", got=len(block), expected=expected
             )
-        return ReplyRows(block[: num_tokens - 1 - start], start)
+        return ReplyRows(block[: expected_rows(num_tokens, start)], start)
     start = resolve_start(len(block), num_tokens=num_tokens, requested_start=requested_start)
     return ReplyRows(block, start)
 
@@ -117,8 +125,8 @@ def read_flat(
                 "the probed form is of another model", got=form.num_layers, expected=widths
             )
         widths = [form.num_layers]
-    total = num_tokens - 1
-    if not data and total == requested_start:
+    suffix, whole = expected_rows(num_tokens, requested_start), expected_rows(num_tokens)
+    if not data and not suffix:
         # Nothing was fed that is not known already; no width can be told from no bytes.
         empty = np.empty((0, layout.num_moe_layers, layout.moe_top_k), layout.dtype)
         return ReplyRows(empty, requested_start)
@@ -127,7 +135,7 @@ def read_flat(
         row_bytes = width * layout.moe_top_k * item.itemsize
         num_rows, rest = divmod(len(data), row_bytes)
         padded = 1 if form is not None and form.pads_last_row else 0
-        if rest == 0 and num_rows - padded in (total, total - requested_start):
+        if rest == 0 and num_rows - padded in (whole, suffix):
             readings.append((width, num_rows))
     if len(readings) != 1:
         raise PayloadError(

@@ -129,8 +129,7 @@ def _candidates(layout: RowLayout) -> list[EngineForm]:
 
 def _rows_of(form: EngineForm, layout: RowLayout, seen: _Seen) -> NDArray[np.integer] | None:
     """The reply's array under ``form``; None where it cannot be of that form."""
-    start = seen.request.start if form.honours_start else 0
-    num_rows = seen.num_tokens - 1 - start + form.pads_last_row
+    num_rows = form.num_rows(seen.num_tokens, seen.request.start)
     shape = (num_rows, form.num_layers, layout.moe_top_k)
     payload = seen.reply.payload
     if isinstance(payload, np.ndarray):
@@ -152,12 +151,11 @@ def _explains(form: EngineForm, layout: RowLayout, seen: _Seen) -> bool:
     except LayoutError:
         return False
     fed = rows[: len(rows) - form.pads_last_row]
-    check = check_rows(fed, layout)
     # The same set for every token and layer is a constant, not a router; it would also line up
     # with itself at any start.
     sets = np.sort(fed, axis=2)
     varied = layout.num_experts == layout.moe_top_k or bool((sets != sets[:1, :1]).any())
-    return check.bad is None and check.missing is None and varied
+    return varied and check_rows(fed, layout).all_good
 
 
 def _check_alignment(form: EngineForm, layout: RowLayout, suffix: _Seen, full: _Seen) -> None:
@@ -165,7 +163,7 @@ def _check_alignment(form: EngineForm, layout: RowLayout, suffix: _Seen, full: _
     part, whole = _rows_of(form, layout, suffix), _rows_of(form, layout, full)
     assert part is not None
     assert whole is not None
-    start = suffix.request.start if form.honours_start else 0
+    start = form.start(suffix.request.start)
     count = len(suffix.request.token_ids) - start
     left = np.sort(layout.canonical(part[:count]), axis=2)
     right = np.sort(layout.canonical(whole[start : start + count]), axis=2)

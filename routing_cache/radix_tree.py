@@ -183,16 +183,15 @@ class RadixTree(Generic[P]):
         """Whether ``node`` is still part of a tree."""
         return node.parent is not None or node is self.root
 
-    def walk(self, key: bytes, at: Position[P] | None = None, offset: int = 0) -> Position[P]:
-        """Follow ``key[offset:]`` from ``at`` (default: the root) as far as it goes."""
+    def walk(self, key: bytes, at: Position[P] | None = None) -> Position[P]:
+        """Follow ``key`` from ``at`` (default: the root) as far as it goes."""
         node, num_tokens = at if at is not None else (self.root, 0)
-        done, size = offset, len(key)
+        done, size = 0, len(key)
         inside = (num_tokens - node.start) * TOKEN_BYTES
         if inside < len(node.edge):
-            common = common_prefix_bytes(key, done, node.edge[inside:])
-            done += common
-            if inside + common < len(node.edge):
-                return Position(node, num_tokens + common // TOKEN_BYTES)
+            done = common_prefix_bytes(key, 0, node.edge[inside:])
+            if inside + done < len(node.edge):
+                return Position(node, num_tokens + done // TOKEN_BYTES)
         starts_with, width = key.startswith, TOKEN_BYTES
         while done < size:  # runs once a node, so each step of it counts
             child = node.recent
@@ -212,15 +211,15 @@ class RadixTree(Generic[P]):
                 continue
             done += common_prefix_bytes(key, done, edge)
             break
-        return Position(node, num_tokens + (done - offset) // TOKEN_BYTES)
+        return Position(node, num_tokens + done // TOKEN_BYTES)
 
-    def insert(self, key: bytes, at: Position[P], offset: int = 0) -> Position[P]:
-        """Make ``key[offset:]`` below ``at`` exist; returns where it ends. Mutates the tree.
+    def insert(self, key: bytes, at: Position[P]) -> Position[P]:
+        """Make ``key`` below ``at`` exist; returns where it ends. Mutates the tree.
 
         Known tokens change nothing; a node is split exactly where new tokens leave its edge.
         """
-        node, num_tokens = self.walk(key, at, offset)
-        done = offset + (num_tokens - at.num_tokens) * TOKEN_BYTES
+        node, num_tokens = self.walk(key, at)
+        done = (num_tokens - at.num_tokens) * TOKEN_BYTES
         if done == len(key):
             return Position(node, num_tokens)
         if num_tokens < node.end:
@@ -305,7 +304,3 @@ class RadixTree(Generic[P]):
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
-
-    def key(self, node: Node[P]) -> bytes:
-        """The whole key from the root to the end of ``node``."""
-        return b"".join(step.edge for step in self.path(node))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from routing_cache.digest import Digests
-from routing_cache.layout import Rows
+from routing_cache.layout import Mask, Rows, missing_rows
 from routing_cache.provenance import Provenance
 
 
@@ -114,11 +114,16 @@ def _known_parts(segments: list[Segment], missing: int) -> list[Segment]:
         if not segment.has_missing:
             parts.append(segment)
             continue
-        known = segment.rows[:, 0, 0] != missing
-        edges = np.flatnonzero(np.diff(known, prepend=False, append=False)) + segment.start
-        bounds = edges.tolist()
-        parts += [segment.clip(a, b) for a, b in zip(bounds[::2], bounds[1::2], strict=True)]
+        at = segment.start
+        runs = true_runs(~missing_rows(segment.rows, missing))
+        parts += [segment.clip(at + a, at + b) for a, b in runs]
     return parts
+
+
+def true_runs(mask: Mask) -> list[tuple[int, int]]:
+    """``[start, stop)`` of every run of True in ``mask``."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def contiguous_from(segments: list[Segment], position: int) -> list[Segment]:

@@ -126,36 +126,22 @@ class RowStore:
         self._slabs.add(slab)
         return slab
 
-    def pin(self, slabs: Iterable[Slab]) -> None:
+    def pin(self, slabs: Iterable[Slab], *, num_leases: int = 0) -> None:
+        """Keep ``slabs`` for an open session, or for a lease (``num_leases=1``)."""
         with self._lock:
+            self.num_leases += num_leases
             for slab in slabs:
                 slab.pins += 1
 
-    def unpin(self, slabs: Iterable[Slab]) -> None:
-        """Give pins back."""
+    def unpin(self, slabs: Iterable[Slab], *, num_leases: int = 0) -> None:
+        """Give pins back; any thread."""
         with self._lock:
+            self.num_leases -= num_leases
             for slab in slabs:
-                self._give_back(slab)
-
-    def open_lease(self, slabs: Iterable[Slab]) -> None:
-        """Pin ``slabs`` for a lease."""
-        with self._lock:
-            self.num_leases += 1
-            for slab in slabs:
-                slab.pins += 1
-
-    def close_lease(self, slabs: Iterable[Slab]) -> None:
-        """Give a lease's pins back; any thread."""
-        with self._lock:
-            self.num_leases -= 1
-            for slab in slabs:
-                self._give_back(slab)
-
-    def _give_back(self, slab: Slab) -> None:
-        slab.pins -= 1
-        if slab.awaited and not slab.pins:
-            slab.awaited = False
-            self._unpinned.append(slab)
+                slab.pins -= 1
+                if slab.awaited and not slab.pins:
+                    slab.awaited = False
+                    self._unpinned.append(slab)
 
     def await_unpin(self, slab: Slab) -> bool:
         """Have ``slab`` reported by :meth:`take_unpinned` later; False when nothing pins it."""
