@@ -23,7 +23,7 @@ from routing_cache.row_check import expected_rows
 
 @dataclass(frozen=True)
 class EngineForm:
-    """How one server speaks; proven by :func:`routing_cache.probe.probe`."""
+    """Form of one server's replies; proven by :func:`routing_cache.probe.probe`."""
 
     dtype: Dtype
     num_layers: int  # width of the layer axis: all hidden layers or MoE layers
@@ -51,7 +51,7 @@ class ReplyRows:
 
 
 def resolve_start(num_rows: int, *, num_tokens: int, requested_start: int) -> int:
-    """First row of a reply of ``num_rows`` rows, from the counts alone.
+    """Tell the first row of a reply of ``num_rows`` rows from the counts alone.
 
     A sequence of ``num_tokens`` (prompt and completion) has one row fewer: the last sampled token
     was not fed. Servers that know the start index answer with the rest, others with everything.
@@ -80,7 +80,7 @@ def read_rows(
     requested_start: int,
     form: EngineForm | None = None,
 ) -> ReplyRows:
-    """Rows of an array with a shape ``[R, L or num_hidden_layers, K]``: vLLM's in-process output.
+    """Read an array ``[R, L or num_hidden_layers, K]``, such as vLLM's in-process output.
 
     Raises:
         LayoutError, RowCountError: the array is not the reply that was asked for.
@@ -112,7 +112,7 @@ def read_flat(
     dtype: Dtype = "int32",
     form: EngineForm | None = None,
 ) -> ReplyRows:
-    """Rows of little-endian bytes without a shape: SGLang's ``meta_info.routed_experts``.
+    """Read the rows of little-endian bytes without a shape: SGLang's ``meta_info.routed_experts``.
 
     Raises:
         PayloadError: no reading, or more than one, fits the byte count.
@@ -162,7 +162,7 @@ def read_sglang(
     form: EngineForm | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> ReplyRows:
-    """Rows of a reply of SGLang's ``/generate`` or one of its OpenAI endpoints.
+    """Read the rows of a reply of SGLang's ``/generate`` or one of its OpenAI endpoints.
 
     Args:
         reply: the parsed JSON (or the engine's own dict).
@@ -180,7 +180,7 @@ def read_sglang(
 
 
 def find_sglang_field(reply: Mapping[str, object]) -> str | bytes:
-    """The base64 text in a reply of any SGLang endpoint.
+    """Find the base64 text in a reply of any SGLang endpoint.
 
     Raises:
         PayloadError: absent, or one value for several choices.
@@ -235,7 +235,7 @@ def read_vllm(
     form: EngineForm | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> ReplyRows:
-    """Rows of a vLLM reply: one array, or ``prompt_routed_experts`` beside ``routed_experts``.
+    """Read a vLLM reply: one array, or ``prompt_routed_experts`` beside ``routed_experts``.
 
     A value is an array, a nested list, or base64 of an ``.npy`` file. Of an OpenAI reply pass the
     choice. Arrays of different widths are widened, never cast down.
@@ -252,7 +252,7 @@ def read_vllm(
 def vllm_reply_array(
     reply: Mapping[str, object], layout: RowLayout, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> NDArray[np.integer]:
-    """All rows of a vLLM reply as one array, prompt first; what a probe wants to see.
+    """Join all rows of a vLLM reply into one array, prompt first, as a probe needs them.
 
     Raises:
         PayloadError, LayoutError: no rows, or parts that do not fit each other or the model.
@@ -291,7 +291,7 @@ def merge_disaggregated(
     *,
     num_prefill_rows: int,
 ) -> Rows:
-    """Rows of a prefill/decode-disaggregated reply, ``[len(decode), L, K]``.
+    """Join the rows of a prefill/decode-disaggregated reply, ``[len(decode), L, K]``.
 
     The decode node received the prompt's KV and never ran it, so its first ``num_prefill_rows``
     rows mean nothing: they come from the prefill node, or are missing, never zero.

@@ -1,4 +1,4 @@
-"""Learning from a live server which form of routing payload it speaks.
+"""Probe that learns from a live server in which form it sends routing rows.
 
 Three short greedy requests with sizes chosen so that no two forms give the same byte counts. What
 is left standing must be a single form; otherwise the probe refuses, because a wrong guess shifts
@@ -128,7 +128,7 @@ def _candidates(layout: RowLayout) -> list[EngineForm]:
 
 
 def _rows_of(form: EngineForm, layout: RowLayout, seen: _Seen) -> NDArray[np.integer] | None:
-    """The reply's array under ``form``; None where it cannot be of that form."""
+    """Read the reply's array under ``form``; None where it cannot be of that form."""
     num_rows = form.num_rows(seen.num_tokens, seen.request.start)
     shape = (num_rows, form.num_layers, layout.moe_top_k)
     payload = seen.reply.payload
@@ -159,7 +159,7 @@ def _explains(form: EngineForm, layout: RowLayout, seen: _Seen) -> bool:
 
 
 def _check_alignment(form: EngineForm, layout: RowLayout, suffix: _Seen, full: _Seen) -> None:
-    """The suffix must be what the full reply holds from the start index on, for prompt tokens."""
+    """Refuse a suffix that is not the full reply from the start index on, over the prompt."""
     part, whole = _rows_of(form, layout, suffix), _rows_of(form, layout, full)
     assert part is not None
     assert whole is not None

@@ -1,4 +1,4 @@
-"""One engine reply: reading it, and deciding which of its rows a session takes.
+"""Plan for one engine reply: its checked rows, and which of them a session takes.
 
 Pure functions over segments; :class:`~routing_cache.session.Session` carries out what they plan.
 """
@@ -130,7 +130,7 @@ def read_reply(
 def plan_overlap(
     reply: Reply, own: list[Segment], policy: ConflictPolicy, missing: int
 ) -> tuple[list[tuple[int, int]], list[Found]]:
-    """Compare the reply with the session's ``own`` rows; ranges where the reply's rows win.
+    """Compare the reply with the session's ``own`` rows; returns ranges where the reply's win.
 
     A row that only one side knows wins over a missing one, whatever the policy.
     """
@@ -190,7 +190,7 @@ _SHARED, _PRIVATE, _PUBLISHED = 0, 1, 2
 def _sources(
     comparison: Comparison, policy: ConflictPolicy, num_rows: int, *, is_prompt: bool
 ) -> list[tuple[int, int, int]]:
-    """(source, start, stop) of runs of rows: the sibling's, or the reply's, published or not.
+    """Return (source, start, stop) of runs of rows: a sibling's, or the reply's, published or not.
 
     Whatever the policy, a row that only one side knows comes from that side.
     """
@@ -213,7 +213,7 @@ _MAX_BRIDGED_ROWS = 64
 
 
 def _bridge(wins: Mask, equal: Mask) -> Mask:
-    """``wins`` with short gaps of equal rows filled: many small segments cost more than copies."""
+    """Fill short gaps of equal rows in ``wins``: many small segments cost more than copies."""
     bridged = wins.copy()
     for a, b in true_runs(equal & ~wins):
         if b - a <= _MAX_BRIDGED_ROWS and a > 0 and b < len(wins) and wins[a - 1] and wins[b]:

@@ -1,4 +1,4 @@
-"""Rows of one sequence by reference: what a lease, a foreign array and a packed sample share."""
+"""Rows of one sequence by reference, which a lease and a foreign array share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from routing_cache.row_segments import Segment, Slab, clip_all, join_neighbours
 
 
 def layer_index(layers: Sequence[int] | None, num_layers: int) -> slice | list[int]:
-    """Index of the L axis for ``layers``; a slice, which copies faster, where they adjoin."""
+    """Return the index of the L axis for ``layers``; a slice, which copies faster, if possible."""
     if layers is None:
         return slice(0, num_layers)
     wanted = [int(layer) for layer in layers]
@@ -32,7 +32,7 @@ def layer_index(layers: Sequence[int] | None, num_layers: int) -> slice | list[i
 
 
 def check_range(start: int, stop: int | None, num_tokens: int) -> int:
-    """``stop`` with its default; refuses a range outside the sequence."""
+    """Return ``stop`` or its default; refuses a range outside the sequence."""
     end = num_tokens if stop is None else stop
     if not 0 <= start <= end <= num_tokens:
         raise RowCountError(
@@ -44,7 +44,7 @@ def check_range(start: int, stop: int | None, num_tokens: int) -> int:
 
 
 def copy_layers(source: Rows, target: Rows, index: slice | list[int]) -> None:
-    """``target[...] = source[:, index]`` for contiguous ``[T, L, K]`` arrays."""
+    """Copy ``source[:, index]`` to ``target``, contiguous ``[T, L, K]`` arrays."""
     if not isinstance(index, slice):
         np.take(source, index, axis=1, out=target, mode="clip")
     elif target.shape == source.shape:
@@ -203,10 +203,10 @@ class SegmentRows:
         return digests
 
     def _check_usable(self) -> None:
-        """Hook for views that can be given back."""
+        """Refuse rows that were given back; the base class has nothing to refuse."""
 
     def _runs(self, start: int, stop: int) -> list[Segment]:
-        """Segments inside ``[start, stop)``, neighbours in memory joined, whoever made them."""
+        """Return the segments inside ``[start, stop)``, neighbours in memory joined."""
         if self._joined is None:
             self._joined = join_neighbours(self._segments)
         return clip_all(self._joined, start, stop)
@@ -263,4 +263,4 @@ class ArrayRows(SegmentRows):
         return (self._weight_version,)
 
     def release(self) -> None:
-        """Nothing to give back; here so that it reads like a lease. Idempotent."""
+        """Do nothing; here so that it reads like a lease."""

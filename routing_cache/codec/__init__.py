@@ -55,7 +55,7 @@ _BY_NUMBER = {codec.number: codec for codec in ENCODINGS.values()}
 
 @dataclass(frozen=True)
 class Decoded:
-    """Rows as they came out, ``[T, L, K]``, and what their header says."""
+    """Decoded rows ``[T, L, K]`` and their header."""
 
     rows: Rows
     header: Header

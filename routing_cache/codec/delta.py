@@ -22,7 +22,7 @@ _ESCAPE = 255
 
 
 def encode(rows: Rows, layout: RowLayout, base: Rows) -> bytes:
-    """``rows`` as changes to ``base``, both ``[T, L, K]``."""
+    """Encode ``rows`` as changes to ``base``, both ``[T, L, K]``."""
     if rows.shape != base.shape:
         raise CodecError("the base has another shape", got=base.shape, expected=rows.shape)
     k = layout.moe_top_k
@@ -37,7 +37,7 @@ def encode(rows: Rows, layout: RowLayout, base: Rows) -> bytes:
 
 
 def decode(payload: memoryview, num_rows: int, layout: RowLayout, base: Rows) -> Rows:
-    """The inverse of :func:`encode`; refuses another base."""
+    """Invert :func:`encode`; refuses another base."""
     k = layout.moe_top_k
     if base.shape != (num_rows, layout.num_moe_layers, k) or base.dtype != layout.dtype:
         raise CodecError(
