@@ -119,6 +119,18 @@ def check_rows(
     )
 
 
+def take_rows(rows: Rows, layout: RowLayout) -> tuple[Rows, RowCheck]:
+    """Judge canonical rows that come in; bad ones are missing in the rows returned.
+
+    Those are a copy where some are bad, else ``rows``.
+    """
+    check = check_rows(rows, layout)
+    if check.bad is not None:
+        rows = rows.copy()
+        rows[check.bad] = layout.missing
+    return rows, check
+
+
 def _check_present(
     rows: NDArray[np.integer], layout: RowLayout, kept: NDArray[np.intp]
 ) -> RowCheck:

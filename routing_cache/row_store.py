@@ -1,4 +1,4 @@
-"""Where slabs come from and go: allocation inside a byte budget, pins, and spilling to files.
+"""Store of slabs: allocation inside a byte budget, pins, and spilling to files.
 
 Freed memory is noticed through weak references to the arrays themselves, so a zero-copy view that
 someone still holds stays on the bill.
@@ -61,7 +61,7 @@ class ByteMeter:
 
 
 class RowStore:
-    """Allocates slabs inside a byte budget, pins what is needed and spills to files."""
+    """Slabs inside a byte budget: allocates, pins what is needed, and spills to files."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class RowStore:
         return self._files.num_bytes
 
     def allocate(self, num_rows: int) -> Slab:
-        """A new open slab for ``num_rows`` rows. Reserve the bytes first."""
+        """Make an open slab for ``num_rows`` rows. Reserve the bytes first."""
         shape = (num_rows, self.layout.num_moe_layers, self.layout.moe_top_k)
         rows = np.empty(shape, self.layout.dtype)
         self._memory.track(rows)
@@ -117,7 +117,7 @@ class RowStore:
         digests: Digests | None,
         shape: tuple[int, int, int],
     ) -> Slab:
-        """A full, closed slab around existing arrays (flat canonical rows), counted from now on."""
+        """Make a full, closed slab of existing arrays (flat canonical rows); counts them."""
         self._memory.track(flat)
         if digests is not None:
             self._memory.track(digests)
@@ -126,36 +126,22 @@ class RowStore:
         self._slabs.add(slab)
         return slab
 
-    def pin(self, slabs: Iterable[Slab]) -> None:
+    def pin(self, slabs: Iterable[Slab], *, num_leases: int = 0) -> None:
+        """Keep ``slabs`` for an open session, or for a lease (``num_leases=1``)."""
         with self._lock:
+            self.num_leases += num_leases
             for slab in slabs:
                 slab.pins += 1
 
-    def unpin(self, slabs: Iterable[Slab]) -> None:
-        """Give pins back."""
+    def unpin(self, slabs: Iterable[Slab], *, num_leases: int = 0) -> None:
+        """Give pins back; any thread."""
         with self._lock:
+            self.num_leases -= num_leases
             for slab in slabs:
-                self._give_back(slab)
-
-    def open_lease(self, slabs: Iterable[Slab]) -> None:
-        """Pin ``slabs`` for a lease."""
-        with self._lock:
-            self.num_leases += 1
-            for slab in slabs:
-                slab.pins += 1
-
-    def close_lease(self, slabs: Iterable[Slab]) -> None:
-        """Give a lease's pins back; any thread."""
-        with self._lock:
-            self.num_leases -= 1
-            for slab in slabs:
-                self._give_back(slab)
-
-    def _give_back(self, slab: Slab) -> None:
-        slab.pins -= 1
-        if slab.awaited and not slab.pins:
-            slab.awaited = False
-            self._unpinned.append(slab)
+                slab.pins -= 1
+                if slab.awaited and not slab.pins:
+                    slab.awaited = False
+                    self._unpinned.append(slab)
 
     def await_unpin(self, slab: Slab) -> bool:
         """Have ``slab`` reported by :meth:`take_unpinned` later; False when nothing pins it."""
@@ -164,7 +150,7 @@ class RowStore:
             return slab.awaited
 
     def take_unpinned(self) -> Iterator[Slab]:
-        """Awaited slabs whose last pin went since the last call."""
+        """Yield awaited slabs whose last pin went since the last call."""
         while self._unpinned:
             yield self._unpinned.popleft()
 
@@ -174,7 +160,7 @@ class RowStore:
         """Make room for ``num_bytes``: evict while that helps, then spill, else refuse.
 
         ``other_bytes`` is what the caller holds besides slabs; ``evict_one`` drops the least
-        recently used entry that nothing pins and says whether there was one.
+        recently used entry that nothing pins, and returns False without any.
 
         Raises:
             BudgetError: everything left is needed and may not, or can not, go to a file.
@@ -250,7 +236,7 @@ class RowStore:
 
 
 class SlabWriter:
-    """Appends one session's rows to slabs that grow with the session."""
+    """Writer of one session's rows into slabs that grow with the session."""
 
     def __init__(self, store: RowStore) -> None:
         self._store = store
@@ -258,7 +244,7 @@ class SlabWriter:
         self._written = 0
 
     def bytes_needed(self, num_rows: int) -> int:
-        """What :meth:`append` would allocate for ``num_rows`` more rows."""
+        """Count the bytes that :meth:`append` would allocate for ``num_rows`` more rows."""
         missing_rows = num_rows - self._room
         return self._capacity(missing_rows) * self._store.slab_row_bytes if missing_rows > 0 else 0
 
@@ -306,7 +292,7 @@ class SlabWriter:
         return segments
 
     def seal(self) -> None:
-        """Nothing more goes into the current slab; it may be spilled from now on."""
+        """Close the current slab to more rows; it may be spilled from now on."""
         if self._slab is not None:
             self._slab.open = False
             self._store.trim(self._slab)
