@@ -408,7 +408,9 @@ class CacheMachine(RuleBasedStateMachine):
     @rule()
     def spill(self) -> None:
         self.cache.spill(1 << 20)
-        assert all(slab.open or slab.spilled or not slab.used for slab in self.cache.core.store._slabs)
+        assert all(
+            slab.open or slab.spilled or not slab.used for slab in self.cache.core.store._slabs
+        )
 
     @rule()
     def save_and_load(self) -> None:
