@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agent_rl.errors import ConfigError
-from agent_rl.model.config_json import read_served_model
+from agent_rl.model.config_json import folder_names, read_served_model
 from agent_rl.model.folders import folder_tensors
 from agent_rl.model.shape import HFNames
 from agent_rl.protocols import Weights
@@ -31,7 +31,7 @@ def serving_weights(weights: Weights, *, template: Path | None = None) -> dict[s
 
     ``template`` is a folder of the model: some families have names of their own in folders.
     """
-    names = HFNames() if template is None else read_served_model(template).names
+    names = HFNames() if template is None else folder_names(template)
     tensors = folder_tensors(weights, names)
     if HEAD not in tensors and EMBEDDING in tensors:
         tensors[HEAD] = tensors[EMBEDDING].clone()
