@@ -247,8 +247,5 @@ def test_the_doctor_names_what_a_server_configuration_lacks(
     assert findings[f"http://127.0.0.1:{port}"].verdict == "missing"
     engine = EngineConfig(kind="sglang", device="cuda", num_servers=4, tensor_parallel=64)
     findings = {f.name: f for f in check_servers(replace(base, engine=engine))}
-    assert "install.sh sglang" in findings["sglang environment"].advice or (
-        findings["sglang environment"].verdict == "ok"
-    )
     assert findings["GPUs for servers"].verdict == "missing"
     assert findings["GPUs for servers"].detail.endswith("256 needed by the servers")
