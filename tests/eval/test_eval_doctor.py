@@ -160,7 +160,7 @@ def test_a_script_or_an_engine_as_the_model(tmp_path: Path, programs) -> None:
     run = tmp_path / "run.yaml"
     run.write_text("policy: {path: builtin:tiny_moe}\n")
     engine = replace(config, model=ModelConfig(kind="engine", engine=str(run)))
-    assert found(engine)["policy"].verdict == "ok"
+    assert found(engine)["policy.path"].verdict == "ok"
     run.write_text(f"policy: {{path: {tmp_path}/nothing}}\n")
     assert found(engine)["policy.path"].verdict == "missing"
     run.write_text("polizy: {}\n")

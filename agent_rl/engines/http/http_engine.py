@@ -63,7 +63,7 @@ class HttpEngine:
         self._deployment = deployment
         self._version = weight_version
         self._weights = ServerWeights(server, model, deployment, name=name, reference=reference)
-        self._seams = SeamBook()
+        self._seams = SeamBook(model.layout)
         self._gate = Gate(deployment.config.max_sessions)
         self._broken = ""  # why the server's weights are not known any more
 
@@ -275,7 +275,7 @@ class HttpEngine:
         versions = self._versions(reply, version_before)
         rows: Rows | None = None
         if start is not None and first is not None:
-            rows = self._accept(request, reply, first, start)
+            rows = self._accept_rows(request, reply, first, start)
         self.stats.count(reply, 0 if rows is None else len(rows) + (start or 0) - (first or 0))
         return Completion(
             token_ids=reply.token_ids,
@@ -284,6 +284,7 @@ class HttpEngine:
             weight_versions=versions,
             routed_experts=rows,
             routed_experts_start=start or 0,
+            rows_lost=start is not None and rows is None,
             cached_tokens=reply.cached_tokens,
             engine=self.name,
             full_logprobs=reply.full_logprobs,
@@ -368,8 +369,10 @@ class HttpEngine:
             self.stats.mixed_versions += 1
         return tuple(sorted(versions))
 
-    def _accept(self, request: GenerateRequest, reply: ServerReply, first: int, start: int) -> Rows:
-        """Rows ``[start, …)`` of a reply whose rows begin at ``first``."""
+    def _accept_rows(
+        self, request: GenerateRequest, reply: ServerReply, first: int, start: int
+    ) -> Rows | None:
+        """Return the rows ``[start, …)`` of a reply whose rows begin at ``first``."""
         session_id = request.session_id
         where = self._where(request)
         try:
@@ -379,15 +382,19 @@ class HttpEngine:
                 num_prompt=len(request.token_ids),
                 start=first,
                 where=where,
+                refuse_bad=self._deployment.refuse_bad_rows,
             )
         except EngineReplyError:
             self.stats.bad_replies += 1
             raise
+        if rows is None:
+            return None
         if first < start:
-            self.stats.seams_checked += 1
-            verdict = self._seams.judge(session_id, rows[0], first, reply.cached_tokens)
-            self.stats.seams_recomputed += verdict == "recomputed"
-            if verdict == "foreign":
+            reused = first < reply.cached_tokens
+            seam = self._seams.judge(session_id, rows[:1], reused=reused)
+            self.stats.seams_checked += seam.num_compared
+            self.stats.seams_recomputed += seam.of_same_tokens and seam.shared < 1.0
+            if not seam.of_same_tokens:
                 self.stats.foreign_rows += 1
                 self.stats.bad_replies += 1
                 self._seams.forget(session_id)

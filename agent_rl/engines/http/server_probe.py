@@ -177,19 +177,16 @@ def _row_problems(whole: _Exchange, suffix: _Exchange, layout: RowLayout) -> Ite
         return
     rows = []
     for exchange in (whole, suffix):
+        start = exchange.request.routed_experts_start or 0
         try:
-            rows.append(
-                accept_rows(
-                    exchange.reply,
-                    layout,
-                    num_prompt=_PROMPT_TOKENS,
-                    start=exchange.request.routed_experts_start or 0,
-                    where="probe",
-                )
+            found = accept_rows(
+                exchange.reply, layout, num_prompt=_PROMPT_TOKENS, start=start, where="probe"
             )
         except EngineReplyError as error:
             yield str(error)
             return
+        assert found is not None  # a probe refuses a reply without
+        rows.append(found)
     chosen = len(np.unique(rows[0]))
     if chosen <= layout.moe_top_k:
         yield (
