@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from routing_cache.batch_writer import pack
 from routing_cache.bench_timing import Figure, paired, summary, thread_ns
 from routing_cache.bench_workload import (
     FINAL_TOKENS,
@@ -42,9 +43,8 @@ from routing_cache.bench_workload import (
 from routing_cache.cache import RoutingCache
 from routing_cache.codec import decode, encode
 from routing_cache.digest import Digester
+from routing_cache.layout import RowLayout, Rows
 from routing_cache.lease import RowsLease
-from routing_cache.pack import pack
-from routing_cache.routed_experts import RowLayout, Rows
 from routing_cache.row_check import kernel_knows
 from routing_cache.session import Session
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from routing_cache.cache import RoutingCache
-from routing_cache.routed_experts import RowLayout, Rows, TokenIds
+from routing_cache.layout import RowLayout, Rows, TokenIds
 from routing_cache.session import Session
 
 LAYOUT = RowLayout(48, tuple(range(48)), num_experts=128, moe_top_k=8)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from routing_cache.routed_experts import RowLayout, Rows, TokenIds
+from routing_cache.layout import RowLayout, Rows, TokenIds
 
 Digests = NDArray[np.uint64]  # [T] one for each row
 

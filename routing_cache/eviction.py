@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import weakref
 
-from routing_cache.memory import RowStore
 from routing_cache.radix_tree import Node, NodeLru
 from routing_cache.row_index import RowIndex
-from routing_cache.segments import Slab
+from routing_cache.row_segments import Slab
+from routing_cache.row_store import RowStore
 
 
 class Evictor:

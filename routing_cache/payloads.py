@@ -15,9 +15,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from routing_cache.errors import LayoutError, PayloadError, RowCountError
+from routing_cache.errors import PayloadError, RowCountError
+from routing_cache.layout import RowLayout, Rows
 from routing_cache.payload_arrays import DEFAULT_MAX_BYTES, Dtype, decode_base64, vllm_array
-from routing_cache.routed_experts import RowLayout, Rows
 
 
 @dataclass(frozen=True)
@@ -272,12 +272,7 @@ def _join(parts: list[NDArray[np.integer]], layout: RowLayout) -> NDArray[np.int
         raise PayloadError("prompt and generation rows differ in shape", got=sorted(widths))
     for part in parts:
         layout.select(part[:0])
-        if np.iinfo(part.dtype).max < layout.num_experts - 1:
-            raise LayoutError(
-                f"{part.dtype} cannot hold the ids",
-                got=part.dtype,
-                expected=f"room for {layout.num_experts} experts",
-            )
+        layout.require_room(part.dtype)
     return np.concatenate(parts)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from routing_cache.provenance import ConflictPolicy
-from routing_cache.segments import Segment, Slab, overlay_known
+from routing_cache.row_segments import Segment, Slab, overlay_known
 
 
 class RowIndex:

@@ -76,14 +76,6 @@ def read_served_model(folder: Path) -> ServedModel:
     return _of_any_family(path, kind, raw)
 
 
-def folder_names(folder: Path) -> HFNames:
-    """Return the names of a folder's tensors; Qwen's where its configuration cannot be read."""
-    try:
-        return read_served_model(folder).names
-    except ConfigError:
-        return HFNames()
-
-
 def _read(folder: Path) -> tuple[Path, dict[str, Any]]:
     path = folder / "config.json"
     if not path.is_file():

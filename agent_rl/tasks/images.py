@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent_rl.config.schema import ImagesConfig, RunConfig, TasksConfig
 from agent_rl.errors import ConfigError
-from agent_rl.tasks.base import Environments, TaskSets, tool_prompts
+from agent_rl.tasks.task_kind import Environments, TaskSets, tool_prompts
 from envs.actions import TOOL_SETS, Prompts
 from envs.actions.container_tools import ToolSettings
 from envs.base import Task
@@ -82,7 +82,7 @@ def _empty_split(config: TasksConfig, sides: dict[str, list[ImageTask]]) -> Conf
 
 
 def side_of(task_id: str, heldout_fraction: float) -> str:
-    """The side of a row: by its id alone, so it stays the same whatever other rows there are."""
+    """Return the side of a row by its id alone, so that it does not depend on other rows."""
     share = int(hashlib.sha256(task_id.encode()).hexdigest()[:12], 16) / 16**12
     if share < heldout_fraction:
         return "heldout"
@@ -90,7 +90,7 @@ def side_of(task_id: str, heldout_fraction: float) -> str:
 
 
 def _in_drawn_order(tasks: Sequence[ImageTask], seed: int) -> list[ImageTask]:
-    """An order that does not depend on the file's. Raises ConfigError for an id that is twice."""
+    """Order tasks whatever order the file has. Raises ConfigError for an id that is there twice."""
     by_id = {task.task_id: task for task in tasks}
     if len(by_id) < len(tasks):
         ids = [task.task_id for task in tasks]
@@ -101,13 +101,13 @@ def _in_drawn_order(tasks: Sequence[ImageTask], seed: int) -> list[ImageTask]:
 
 
 def run_label(config: RunConfig) -> str:
-    """The label of this run's containers: runs of one name in different folders stay apart."""
+    """Return the label of this run's containers; runs of one name in two folders stay apart."""
     root = hashlib.sha256(str(Path(config.run_root).resolve()).encode()).hexdigest()[:8]
     return f"{config.name}-{root}"
 
 
 def image_settings(config: RunConfig) -> ImageSettings:
-    """What ``config`` says, in the form that ``envs`` takes."""
+    """Turn ``config`` into the form that ``envs`` takes."""
     images = config.images
     folder = (
         Path(images.validations) if images.validations else Path(config.run_root, "validations")
@@ -167,7 +167,7 @@ def open_environments(config: RunConfig) -> Environments:
 
 
 def _admit(shared: ImageEnvironments, tasks: Sequence[Task], num_workers: int) -> Sequence[Task]:
-    """Tasks whose gold patch earns the reward and whose base does not; the others are named.
+    """Keep tasks whose gold patch earns the reward and whose base does not; log the others.
 
     Raises ConfigError when none is left, DockerErrors.
     """

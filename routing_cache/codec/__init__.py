@@ -23,7 +23,7 @@ from routing_cache.codec import bits, delta, elias_fano, raw
 from routing_cache.codec.header import Checksum, Header, read_header
 from routing_cache.digest import Digester, total
 from routing_cache.errors import CodecError, DigestMismatchError
-from routing_cache.routed_experts import (
+from routing_cache.layout import (
     Mask,
     RowLayout,
     Rows,

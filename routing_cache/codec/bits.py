@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routing_cache.errors import CodecError
-from routing_cache.routed_experts import RowLayout, Rows
+from routing_cache.layout import RowLayout, Rows
 
 _LANES = 8
 _CHUNK_WORDS = 1 << 15

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from routing_cache.digest import Digester, total
 from routing_cache.errors import CodecError
-from routing_cache.routed_experts import RowLayout, Rows
+from routing_cache.layout import RowLayout, Rows
 
 _PREFIX = struct.Struct("<QII")  # digest of the base, changed sets, gap bytes
 _ESCAPE = 255

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from routing_cache.codec.bits import ids_bytes, pack_ids, unpack_ids
 from routing_cache.errors import CodecError
-from routing_cache.routed_experts import RowLayout, Rows
+from routing_cache.layout import RowLayout, Rows
 
 _CHUNK_SETS = 1 << 14
 

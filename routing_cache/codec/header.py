@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from routing_cache.errors import CodecError, LayoutError
-from routing_cache.routed_experts import RowLayout
+from routing_cache.layout import RowLayout
 
 Checksum = Literal["fast", "blake2b"]
 

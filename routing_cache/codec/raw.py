@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from routing_cache.errors import CodecError
-from routing_cache.routed_experts import RowLayout, Rows
+from routing_cache.layout import RowLayout, Rows
 
 
 def encode(rows: Rows, layout: RowLayout) -> bytes:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from routing_cache import PackedRows, RoutingCache, RowLayout, pack, spread_rows
-from routing_cache.packed import PackedSample
+from routing_cache.batch_reader import PackedSample
 
 LAYOUT = RowLayout(num_hidden_layers=2, moe_layers=(0, 1), num_experts=8, moe_top_k=2)
 WIDTH = 16

@@ -27,7 +27,7 @@ def prefix(tokens: bytes, p: int) -> bytes:
 def snapshot(cache: RoutingCache) -> dict[int, Tree]:
     """What the cache's trees really hold."""
     found: dict[int, Tree] = {}
-    for version, tree in cache.trees():
+    for version, tree in cache.core.trees.items():
         entries: Tree = {}
         for node in tree.nodes():
             key = tree.key(node)

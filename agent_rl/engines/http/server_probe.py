@@ -162,7 +162,7 @@ def _reply_problems(exchange: _Exchange, version: int) -> Iterator[str]:
         yield (
             f"every sampled token has the same log-prob {reply.logprobs[0]:.4f}: the output head "
             "is dead; a model with tied embeddings must be served from a folder that holds "
-            "lm_head.weight (agent_rl.engines.http.weight_export writes one)"
+            "lm_head.weight (agent_rl.engines.http.serving_folder writes one)"
         )
     if reply.weight_versions and set(reply.weight_versions) != {str(version)}:
         yield f"got weight version {reply.weight_versions}, expected {version}"

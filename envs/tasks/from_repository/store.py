@@ -65,7 +65,7 @@ def write_folder(out: Path, repository: Repository, tasks: Iterable[MadeTask], b
 
 
 def load_made_tasks(folder: Path) -> list[MadeTask]:
-    """What ``write_folder`` wrote. Raises TaskError."""
+    """Read what ``write_folder`` wrote. Raises TaskError."""
     if not (folder / _TASKS).is_file():
         raise TaskError(f"no made tasks: got={str(folder)!r} expected a folder with {_TASKS}")
     found = read_repository(folder / _REPOSITORY)
@@ -74,7 +74,7 @@ def load_made_tasks(folder: Path) -> list[MadeTask]:
 
 
 def load_tasks(folder: Path) -> list[Task]:
-    """The tasks in the form that an environment takes. Raises TaskError."""
+    """Read the tasks in the form that an environment takes. Raises TaskError."""
     return [task.to_task() for task in load_made_tasks(folder)]
 
 
@@ -113,7 +113,7 @@ def _made_task(found: Repository, row: Mapping[str, Any]) -> MadeTask:
 
 
 def _write_image(folder: Path, task: MadeTask, base: str) -> str:
-    """Dockerfile and archives; returns the id of the one commit in the image's repository."""
+    """Write Dockerfile and archives; returns the id of the one commit in the image's repository."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="testbed-") as scratch:
         tree = rows.commit_tree(task.base_files, Path(scratch))

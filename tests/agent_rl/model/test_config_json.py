@@ -11,9 +11,8 @@ from family_policies import FAMILY_POLICIES, write_family
 from transformers import AutoConfig
 
 from agent_rl.errors import ConfigError
-from agent_rl.model.config_json import folder_names, read_served_model, read_shape
+from agent_rl.model.config_json import read_served_model, read_shape
 from agent_rl.model.families import FAMILIES
-from agent_rl.model.shape import HFNames
 
 ANY = {"num_hidden_layers": 6, "num_experts_per_tok": 2, "vocab_size": 9, "model_type": "other_moe"}
 
@@ -62,7 +61,6 @@ def test_an_engine_gets_the_trainer_s_layout(tmp_path: Path, name: str) -> None:
     assert read_served_model(tmp_path) == known
     with pytest.raises(ConfigError, match="quantization_config: not covered"):
         read_shape(tmp_path)
-    assert folder_names(tmp_path) == shape.names
     change(tmp_path, model_type="other_moe")
     assert read_served_model(tmp_path).layout == known.layout
 
@@ -103,7 +101,6 @@ def test_a_model_without_a_router_is_refused_as_what_it_is(tmp_path: Path, read:
 def test_what_is_no_configuration(tmp_path: Path, read: Any) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json, got="):
         read(tmp_path)
-    assert folder_names(tmp_path) == HFNames()
     for text, message in (("{", "not JSON"), ("[]", "got a list, expected a JSON object")):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ConfigError, match=message):
