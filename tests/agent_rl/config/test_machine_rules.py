@@ -1,4 +1,4 @@
-"""What this machine lacks is told before anything starts, with a command that works here."""
+"""Things that this machine lacks are told before the start, with a command that works here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor says a configuration lacks, on this machine and before anything starts."""
+"""The doctor names what a configuration lacks, on this machine and before anything starts."""
 
 from __future__ import annotations
 
