@@ -39,7 +39,7 @@ def section(kind: type[_T]) -> type[_T]:
     Types are strict: no text for a number, no bool for an int, an int for a float, no infinity.
     A wrong value raises ``ConfigError``.
     """
-    made = dataclass(frozen=True, kw_only=True, config=_STRICT)(kind)
+    made = cast(type[_T], dataclass(frozen=True, kw_only=True, config=_STRICT)(kind))
     construct: Callable[..., None] = made.__init__
 
     @functools.wraps(construct)
