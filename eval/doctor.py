@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agent_rl.config.reading import load_config
 from agent_rl.config.rules import check_rules
-from agent_rl.doctor.check import Check, as_checks, counted
+from agent_rl.doctor.check import Check, counted, refused_first
 from agent_rl.doctor.checks import check_folder
 from agent_rl.doctor.image_checks import check_data_set
 from agent_rl.doctor.needs import check_policy
@@ -82,9 +82,7 @@ def _engine(path: str) -> Iterator[Check]:
     except ConfigError as error:
         yield Check("model.engine", "missing", "; ".join(error.problems), f"correct {path}")
         return
-    yield from as_checks(check_rules(run))
-    yield from check_policy(run)
-    yield from check_servers(run)
+    yield from refused_first(check_rules(run), (*check_policy(run), *check_servers(run)))
 
 
 def _rows(config: SuiteConfig) -> tuple[list[SweBenchRow], Check]:

@@ -21,11 +21,17 @@ class Check:
     advice: str = ""
 
 
-def as_checks(faults: Iterable[Fault]) -> Iterator[Check]:
-    """Show broken rules in their own words; what they say last is the advice."""
+def refused_first(faults: Iterable[Fault], checks: Iterable[Check]) -> Iterator[Check]:
+    """Show broken rules in their own words, the end of which is the advice; then ``checks``.
+
+    A check that has the name of a refused key would only say the same again: it is left out.
+    """
+    refused: set[str] = set()
     for key, text in faults:
+        refused.add(key)
         detail, semicolon, advice = text.rpartition("; ")
         yield Check(key, "missing", *((detail, advice) if semicolon else (text, f"change {key}")))
+    yield from (check for check in checks if check.name not in refused)
 
 
 def gib(num_bytes: float) -> str:

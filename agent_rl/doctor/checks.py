@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent_rl.config.rules.training import check_training
 from agent_rl.config.schema import RunConfig
-from agent_rl.doctor.check import Check, Verdict, as_checks, gib
+from agent_rl.doctor.check import Check, Verdict, gib, refused_first
 from agent_rl.doctor.image_checks import check_images
 from agent_rl.doctor.needs import check_needs, check_policy, check_ports
 from agent_rl.doctor.server_checks import check_servers
@@ -31,10 +31,8 @@ def check_machine() -> list[Check]:
 
 def check_config(config: RunConfig) -> list[Check]:
     """Say what ``train`` would refuse, in its words, and what else ``config`` needs."""
-    refused = list(as_checks(check_training(config)))
-    told = {check.name for check in refused}
-    needs = [check for group in CONFIG_CHECKS for check in group(config)]
-    return [*refused, *(check for check in needs if check.name not in told)]
+    needs = (check for group in CONFIG_CHECKS for check in group(config))
+    return list(refused_first(check_training(config), needs))
 
 
 def _python() -> Iterator[Check]:

@@ -33,14 +33,14 @@ def check_policy(config: RunConfig) -> Iterator[Check]:
     with suppress(ConfigError):
         folder = policy_folder(config.policy.path)
         size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-        yield Check("policy", "ok", f"{folder}, {gib(size)}")
+        yield Check("policy.path", "ok", f"{folder}, {gib(size)}")
 
 
 def check_needs(config: RunConfig) -> Iterator[Check]:
     """Check memory, accelerators and disk, from the model's shape."""
     shape = _shape(config)
     if shape is None:
-        detail = "unknown until the policy is here"
+        detail = "unknown without the policy"
         yield Check("memory", "warning", detail, "see policy.path above")
         return
     need = budget(config, shape)

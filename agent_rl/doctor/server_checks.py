@@ -47,7 +47,7 @@ def _model(config: RunConfig) -> Iterator[Check]:
             "served model's head",
             "warning",
             "tied embeddings: SGLang samples from dead logits without lm_head.weight",
-            "serve a folder written by agent_rl.engines.http.weight_export.prepare_serving_folder",
+            "serve a folder written by agent_rl.engines.http.serving_folder.prepare_serving_folder",
         )
 
 

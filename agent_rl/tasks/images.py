@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agent_rl.config.schema import ImagesConfig, RunConfig, TasksConfig
-from agent_rl.errors import ConfigError, EmptySplitError
+from agent_rl.errors import ConfigError
 from agent_rl.tasks.task_kind import Environments, TaskSets, tool_prompts
 from envs.actions import TOOL_SETS, Prompts
 from envs.actions.container_tools import ToolSettings
@@ -36,7 +36,7 @@ def episode_prompts(config: RunConfig, issue: str = "") -> Prompts:
 def load_tasks(config: TasksConfig) -> TaskSets:
     """Read the rows and divide them. No daemon is asked.
 
-    Raises ConfigError: the rows cannot be read; EmptySplitError: a split has no task.
+    Raises ConfigError: the rows cannot be read, or a split has no task.
     """
     try:
         tasks = ROWS[config.kind](config.rows, config.rows_split)
@@ -56,7 +56,7 @@ def _divide(tasks: Sequence[ImageTask], heldout_fraction: float) -> dict[str, li
     return sides
 
 
-def _empty_split(config: TasksConfig, sides: dict[str, list[ImageTask]]) -> EmptySplitError:
+def _empty_split(config: TasksConfig, sides: dict[str, list[ImageTask]]) -> ConfigError:
     """Name the empty split, what the rows hold, and a change that leaves no split empty."""
     needed = ("train", config.heldout_split)
     tasks = [task for side in sides.values() for task in side]
@@ -68,7 +68,7 @@ def _empty_split(config: TasksConfig, sides: dict[str, list[ImageTask]]) -> Empt
         f"each for {' and '.join(needed)}"
     )
     if len(tasks) < len(needed):
-        return EmptySplitError(fault, f"add rows to {config.rows}, or set tasks.rows")
+        return ConfigError([f"{fault}; add rows to {config.rows}, or set tasks.rows"])
     # The ids decide what a fraction does, so each is tried; the nearest that works is told.
     fractions = sorted(
         (n / 100 for n in range(1, 50)), key=lambda f: abs(f - config.heldout_fraction)
@@ -76,8 +76,9 @@ def _empty_split(config: TasksConfig, sides: dict[str, list[ImageTask]]) -> Empt
     for fraction in fractions:
         divided = _divide(tasks, fraction)
         if all(divided[side] for side in needed):
-            return EmptySplitError(fault, f"set tasks.heldout_fraction={fraction}, or add rows")
-    return EmptySplitError(fault, "add rows: no tasks.heldout_fraction divides these few")
+            remedy = f"set tasks.heldout_fraction={fraction}, or add rows"
+            return ConfigError([f"{fault}; {remedy}"])
+    return ConfigError([f"{fault}; add rows: no tasks.heldout_fraction divides these few"])
 
 
 def side_of(task_id: str, heldout_fraction: float) -> str:

@@ -123,6 +123,8 @@ def unshare(spec: SandboxSpec, scratch: str, procs_files: tuple[str, ...]) -> La
     for bind in binds:
         if executable.startswith(f"{bind.target}/"):
             executable = bind.source + executable.removeprefix(bind.target)
+            # One built with a shared library looks for it where it was installed.
+            argv += ["env", f"LD_LIBRARY_PATH={bind.source}/lib"]
             break
     parent = os.path.dirname(binds[-1].source)
     masked = (*_MASKED, *_hidden_project())

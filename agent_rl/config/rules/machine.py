@@ -39,7 +39,7 @@ def _engine_environment(config: RunConfig) -> Iterator[Fault]:
     """Look for the environment of servers that the run starts; others are somebody else's."""
     if config.engine.kind == "local" or config.engine.urls:
         return
-    from agent_rl.engines.http.process import engine_python
+    from agent_rl.engines.http.server_process import engine_python
 
     try:
         engine_python(config.engine.kind)

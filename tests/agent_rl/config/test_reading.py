@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_rl.config.key_pages import config_surface
 from agent_rl.config.reading import (
-    config_surface,
     dump_config,
     load_config,
     load_resolved,
@@ -155,7 +155,7 @@ def test_broken_interpolation_is_a_fault(tmp_path: Path) -> None:
 
 def test_mandatory_value_left_open_is_a_fault(tmp_path: Path) -> None:
     [problem] = _problems(tmp_path, "train:\n  steps: ???")
-    assert problem.endswith("train.steps: no value given, expected int")
+    assert problem.endswith("train.steps: no value given, expected int, 1 or more")
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_parallel_settings_that_do_not_go_together(tmp_path: Path) -> None:
         "tensor_parallel: 2": "trainer.sequence_parallel: got false, expected true",
         "sequence_parallel: true": "trainer.sequence_parallel: got true, expected false",
         "virtual_pipeline: 3": "trainer.virtual_pipeline: got 3, expected 1 when",
-        "virtual_pipeline: 0": "trainer.virtual_pipeline: got 0, expected a number above 0",
+        "virtual_pipeline: 0": "trainer.virtual_pipeline: got 0 (int), expected int, from 1 to",
         "pipeline_parallel: 3, virtual_pipeline: 2": "trainer.virtual_pipeline: got 2, expected",
     }
     for settings, problem in wanted.items():

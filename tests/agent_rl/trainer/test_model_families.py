@@ -12,8 +12,8 @@ from family_policies import FAMILY_POLICIES, load, write_family
 from safetensors.torch import load_file
 
 from agent_rl.config.schema import TrainerConfig
-from agent_rl.engines.http.weight_export import serving_weights
-from agent_rl.model.config_json import read_shape
+from agent_rl.engines.http.serving_folder import serving_weights
+from agent_rl.model.config_json import read_served_model, read_shape
 from agent_rl.model.folders import FolderTensors, read_folder, write_folder
 from agent_rl.model.shape import ModelShape
 from agent_rl.trainer import cpu_backend
@@ -184,7 +184,7 @@ def test_replaying_the_own_choice_changes_nothing(make) -> None:
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v3", "qwen2_moe"])
 def test_engines_get_the_names_of_the_folder(tmp_path: Path, name: str) -> None:
     folder = write_family(tmp_path, name)
-    served = serving_weights(read_folder(folder), template=folder)
+    served = serving_weights(read_folder(folder), read_served_model(folder).names)
     own = load_file(folder / "model.safetensors")
     assert set(served) == set(own)
     assert all(torch.equal(served[key], tensor) for key, tensor in own.items())

@@ -19,17 +19,23 @@ from safetensors.torch import load_file
 
 from agent_rl.config.schema import EngineConfig, PolicyConfig, RunConfig
 from agent_rl.doctor.server_checks import check_servers
-from agent_rl.engines.http.fleet import FleetSpec, ServerFleet, free_ports
-from agent_rl.engines.http.process import RestartPolicy, ServerProcess, ServerSpec, Supervisor
-from agent_rl.engines.http.transport import TransportOptions
-from agent_rl.engines.http.weight_export import (
+from agent_rl.engines.balanced.warm_prefixes import BLOCK_TOKENS, PrefixIndex
+from agent_rl.engines.http.deployment import Deployment
+from agent_rl.engines.http.server_fleet import ServerFleet, free_ports
+from agent_rl.engines.http.server_process import (
+    RestartPolicy,
+    ServerProcess,
+    ServerSpec,
+    Supervisor,
+)
+from agent_rl.engines.http.serving_folder import (
     HEAD,
     prepare_serving_folder,
     serving_weights,
     write_serving_folder,
 )
+from agent_rl.engines.http.transport import TransportOptions
 from agent_rl.engines.http.weight_reference import TransformersReference
-from agent_rl.engines.warm_prefixes import BLOCK_TOKENS, PrefixIndex
 from agent_rl.errors import EngineUnavailableError
 from agent_rl.model.policies import policy_folder
 from agent_rl.store.owned_folder import OwnedFolder, ownerless
@@ -112,7 +118,7 @@ def test_a_server_dies_with_its_owner_even_by_sigkill(tmp_path: Path) -> None:
     owner_code = (
         "import asyncio, sys, time\n"
         "from pathlib import Path\n"
-        "from agent_rl.engines.http.process import ServerProcess, ServerSpec\n"
+        "from agent_rl.engines.http.server_process import ServerProcess, ServerSpec\n"
         f"spec = ServerSpec(name='toy', command={spec.command!r}, url={spec.url!r}, "
         f"health_path='/', log_file=Path({str(spec.log_file)!r}))\n"
         "process = ServerProcess(spec)\nprocess.start()\n"
@@ -164,17 +170,12 @@ def test_weights_that_a_killed_process_left_are_removed_and_nobody_elses(tmp_pat
     (killed / ".lock").touch()
     for folder in (killed, living):
         os.utime(folder, (0, 0))
-    spec = FleetSpec(
-        "sglang",
-        policy_folder("builtin:tiny_moe"),
-        ours,
-        urls=(f"http://127.0.0.1:{free_ports(1)[0]}",),
-        verify_weights=False,
-        transport=TransportOptions(max_attempts=1),
-    )
+    url = f"http://127.0.0.1:{free_ports(1)[0]}"
+    config = EngineConfig(kind="sglang", dtype="float32", urls=(url,), verify_weights=False)
+    policy, once = policy_folder("builtin:tiny_moe"), TransportOptions(max_attempts=1)
 
     async def scenario() -> None:
-        fleet = ServerFleet(spec)
+        fleet = ServerFleet(Deployment(config, policy, ours, transport=once))
         with pytest.raises(EngineUnavailableError):
             await fleet.start()
         for folder in (killed, ours):
@@ -236,18 +237,15 @@ def test_the_prefix_index_knows_whole_blocks_and_forgets() -> None:
 def test_the_doctor_names_what_a_server_configuration_lacks(
     policies: Policies, tmp_path: Path
 ) -> None:
-    base = RunConfig(policy=PolicyConfig(str(policies.before)))
+    base = RunConfig(policy=PolicyConfig(path=str(policies.before)))
     assert list(check_servers(base)) == []
     (port,) = free_ports(1)
     engine = EngineConfig(kind="sglang", urls=(f"http://127.0.0.1:{port}",))
     findings = {f.name: f for f in check_servers(replace(base, engine=engine))}
-    assert findings["served model"].detail == "3 MoE layers, 4 of 16 experts a token"
+    assert findings["served model"].detail == "3 MoE layers, 4 of 16 experts per token"
     assert findings["served model's head"].verdict == "warning"
     assert findings[f"http://127.0.0.1:{port}"].verdict == "missing"
     engine = EngineConfig(kind="sglang", device="cuda", num_servers=4, tensor_parallel=64)
     findings = {f.name: f for f in check_servers(replace(base, engine=engine))}
-    assert "install.sh sglang" in findings["sglang environment"].advice or (
-        findings["sglang environment"].verdict == "ok"
-    )
     assert findings["GPUs for servers"].verdict == "missing"
     assert findings["GPUs for servers"].detail.endswith("256 needed by the servers")
