@@ -1,7 +1,13 @@
 # Two commands do everything: `make train` and `make test`. Both set up first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-VENV := .venv
+# `make test PYTHON=python3.12` uses an environment of its own, .venv-3.12.
+ifneq ($(PYTHON),)
+VERSION := $(shell python=$$(PYTHON="$(PYTHON)" bash scripts/find_python.sh) && \
+	"$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+$(if $(VERSION),,$(error no environment for PYTHON=$(PYTHON)))
+endif
+export VENV := .venv$(VERSION:%=-%)
 BIN := $(VENV)/bin
 
 .PHONY: help setup train test test-parallel test-docker test-engines test-ray prove-cache record-engines check format clean
@@ -42,12 +48,12 @@ record-engines: setup ## Record the engines' replies anew, from real servers
 check: setup ## Format, lint, types, import contracts
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@$(BIN)/pyright
+	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports --no-cache
 
 format: setup ## Apply the formatter and the safe lint fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-clean: ## Remove the virtual environment and caches; runs/ stays
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info
+clean: ## Remove the virtual environments and caches; runs/ stays
+	rm -rf .venv .venv-[0-9]* .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -75,7 +75,7 @@ def train(
 @app.command(
     name="eval",
     epilog="Examples: agent-rl eval runs/repair_tiny · agent-rl eval configs/repair_tiny.yaml "
-    "tasks.heldout_split=confirm · agent-rl eval runs/repair_tiny --step 50 · "
+    "tasks.heldout_split=confirm · agent-rl eval runs/repair_tiny --step 90 · "
     "agent-rl eval configs/eval/swebench_verified.yaml dataset.max_instances=10",
 )
 def evaluate(
@@ -139,7 +139,7 @@ def doctor(
 
 @app.command(
     epilog="Examples: agent-rl export runs/repair_tiny policies/mine · "
-    "agent-rl export runs/repair_tiny policies/mine --step 50 --dtype bfloat16"
+    "agent-rl export runs/repair_tiny policies/mine --step 90 --dtype bfloat16"
 )
 def export(
     source: Annotated[Path, typer.Argument(help="a run folder, or one of its checkpoints")],

@@ -72,6 +72,7 @@ class Completion:
     weight_versions: tuple[int, ...]  # every version that sampled a token, ascending
     routed_experts: Rows | None = None  # [R, L or hidden layers, K]
     routed_experts_start: int = 0
+    rows_lost: bool = False  # they were asked for and are missing: the run takes that
     cached_tokens: int = 0  # prompt tokens whose KV was reused
     engine: str = "local"
     full_logprobs: Floats | None = None  # [N, V] when asked for

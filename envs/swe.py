@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from envs.actions.compact_grammar import CompactGrammar
-from envs.actions.grammar import Grammar
-from envs.actions.tools import Invalid, Submitted, ToolBox, ToolLimits, ToolResult
+from envs.actions.calls import CallError
+from envs.actions.grammars.compact import CompactGrammar
+from envs.actions.grammars.grammar import Grammar
+from envs.actions.workspace_tools import Submitted, ToolLimits, ToolResult, WorkspaceTools
 from envs.base import Observation, Score, Task
 from envs.errors import EpisodeError, InfrastructureError, WorkspaceError
 from envs.grading.grade import grade
@@ -33,7 +34,7 @@ class SweEnv:
         start_sandbox: StartSandbox | None = None,
         tool_limits: ToolLimits | None = None,
     ) -> None:
-        """``start_sandbox`` is needed for shell commands only."""
+        """Set up; ``start_sandbox`` is needed for shell commands only."""
         self._task, self._runner = task, runner
         self._grammar = grammar or CompactGrammar()
         self._start_sandbox, self._tool_limits = start_sandbox, tool_limits
@@ -68,7 +69,7 @@ class SweEnv:
             spoken.reply(results),
             done=over,
             stop_reason="submit" if over else "",
-            malformed=all(isinstance(call, Invalid) for call in spoken.calls),
+            malformed=all(isinstance(call, CallError) for call in spoken.calls),
         )
 
     def patch(self) -> bytes:
@@ -87,6 +88,6 @@ class SweEnv:
         self._tools.workspace.close()
         self._state = "closed"
 
-    def _make_tools(self) -> ToolBox:
+    def _make_tools(self) -> WorkspaceTools:
         workspace = Workspace(self._task.files, self._start_sandbox)
-        return ToolBox(self._task, workspace, self._runner, self._tool_limits)
+        return WorkspaceTools(self._task, workspace, self._runner, self._tool_limits)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections.abc import Callable, Mapping, Sequence
 
 from envs.base import ExecResult, Sandbox
 from envs.errors import InfrastructureError, WorkspaceError
 from envs.paths import clean_path
+from envs.sandbox.archives import pack
 
 StartSandbox = Callable[[], Sandbox]
 MAX_FILE_BYTES = 4 << 20
@@ -26,13 +25,13 @@ class Workspace:
     """
 
     def __init__(self, files: Mapping[str, bytes], start: StartSandbox | None = None) -> None:
-        """``start`` makes the sandbox for ``exec``; without it there are no commands."""
+        """Set up; ``start`` makes the sandbox for ``exec``; without it there are no commands."""
         self._files = dict(files)
         self._start = start
         self._sandbox: Sandbox | None = None
 
     def read(self, path: str) -> bytes:
-        """Raises WorkspaceError when there is no such plain file."""
+        """Return a file's content. Raises WorkspaceError when there is no such plain file."""
         path = clean_path(path)
         if self._sandbox is not None:
             return self._sandbox.read(path)
@@ -60,7 +59,7 @@ class Workspace:
         self._files[path] = data
 
     def snapshot(self) -> dict[str, bytes]:
-        """Every plain file now."""
+        """Return every plain file as it is now."""
         return dict(self._files) if self._sandbox is None else self._sandbox.snapshot()
 
     def exec(self, argv: Sequence[str], *, timeout_s: float, output_cap_bytes: int) -> ExecResult:
@@ -85,14 +84,8 @@ class Workspace:
 
 def _fill(sandbox: Sandbox, files: Mapping[str, bytes]) -> None:
     """Copy a whole tree in one command."""
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        for path, data in files.items():
-            entry = tarfile.TarInfo(path)
-            entry.size = len(data)
-            tar.addfile(entry, io.BytesIO(data))
     argv = ["tar", "--extract", "--no-same-owner", "--file=-"]
-    result = sandbox.exec(argv, timeout_s=_FILL_TIMEOUT_S, stdin=archive.getvalue())
+    result = sandbox.exec(argv, timeout_s=_FILL_TIMEOUT_S, stdin=pack(files))
     if result.exit_code != 0:
         raise InfrastructureError(
             f"the tree could not be copied into the sandbox: got={result.output[-300:]!r}"

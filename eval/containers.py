@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from envs.actions import FORMATS, TOOL_SETS, load_prompts
+from envs.actions.container_tools import ToolSettings
 from envs.actions.prompts import Prompts
 from envs.base import Env
 from envs.images.env import ImageEnv, ImageEnvParts
 from envs.images.grading import ImageGrader
 from envs.images.prepare import ImagePreparer
-from envs.images.tools import ToolSettings
+from envs.sandbox.docker.docker_errors import ImageMissingError, TransientDockerError
 from envs.sandbox.docker.docker_py import DockerPyEngine
-from envs.sandbox.docker.errors import ImageMissingError, TransientDockerError
 from envs.sandbox.docker.host import DockerHost, HostLimits
 from envs.sandbox.docker.options import DockerOptions
 from envs.tasks.swebench import REPOSITORY, SweBenchRow, agent_task, choose_image

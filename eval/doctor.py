@@ -1,4 +1,4 @@
-"""What a SWE-bench configuration still needs on this machine: asked before anything is started.
+"""Check what a SWE-bench configuration still needs on this machine, before anything is started.
 
 ``agent-rl doctor CONFIG`` prints it. No image is pulled, no data set fetched, no episode played.
 """
@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from agent_rl.config.reading import load_config
-from agent_rl.doctor.check import Check, counted
+from agent_rl.config.rules import check_rules
+from agent_rl.doctor.check import Check, counted, refused_first
 from agent_rl.doctor.checks import check_folder
 from agent_rl.doctor.image_checks import check_data_set
 from agent_rl.doctor.needs import check_policy
@@ -40,7 +41,7 @@ _ANSWER_S = 10.0
 
 
 def check_needs(config: SuiteConfig) -> Iterator[Check]:
-    """The model, the rows, the harness, the daemon with its images, and where results go."""
+    """Check the model, the rows, the harness, the daemon with its images, and where results go."""
     yield from _model(config.model)
     rows, finding = _rows(config)
     yield finding
@@ -75,15 +76,13 @@ async def _ask(config: ModelConfig) -> None:
 
 
 def _engine(path: str) -> Iterator[Check]:
-    """What the engine of a training configuration needs; it is not started."""
+    """Check what the engine of a training configuration needs; it is not started."""
     try:
         run = load_config(path, on_this_machine=False)
     except ConfigError as error:
         yield Check("model.engine", "missing", "; ".join(error.problems), f"correct {path}")
         return
-    yield from check_policy(run)
-    for found in check_servers(run):
-        yield Check(found.name, found.verdict, found.detail, found.advice)
+    yield from refused_first(check_rules(run), (*check_policy(run), *check_servers(run)))
 
 
 def _rows(config: SuiteConfig) -> tuple[list[SweBenchRow], Check]:

@@ -4,7 +4,11 @@ numpy and the standard library only. Start with :class:`RoutingCache`; ``README.
 key, the invariants and the cost.
 """
 
+from routing_cache.batch_reader import PackedRows, PackedSample
+from routing_cache.batch_writer import pack
 from routing_cache.cache import CacheStats, Match, RetireReport, RoutingCache
+from routing_cache.context_parallel import gather_ranges, zigzag_ranges
+from routing_cache.disagreement import DisagreementCounts
 from routing_cache.errors import (
     BudgetError,
     ClosedError,
@@ -16,15 +20,12 @@ from routing_cache.errors import (
     RoutingCacheError,
     RowCountError,
 )
+from routing_cache.layout import RowLayout, spread_rows
 from routing_cache.lease import RowsLease
-from routing_cache.pack import pack
-from routing_cache.packed import PackedRows, PackedSample
-from routing_cache.provenance import DisagreementCounts, Provenance, RoleSpan
-from routing_cache.ranges import gather_ranges, zigzag_ranges
-from routing_cache.routed_experts import RowLayout, spread_rows
+from routing_cache.provenance import Provenance, RoleSpan
 from routing_cache.row_check import check_rows
+from routing_cache.sequence_rows import ArrayRows
 from routing_cache.session import Session
-from routing_cache.view import ArrayRows
 
 __all__ = [
     "ArrayRows",

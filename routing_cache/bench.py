@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from routing_cache.batch_writer import pack
 from routing_cache.bench_timing import Figure, paired, summary, thread_ns
 from routing_cache.bench_workload import (
     FINAL_TOKENS,
@@ -42,15 +43,14 @@ from routing_cache.bench_workload import (
 from routing_cache.cache import RoutingCache
 from routing_cache.codec import decode, encode
 from routing_cache.digest import Digester
+from routing_cache.layout import RowLayout, Rows
 from routing_cache.lease import RowsLease
-from routing_cache.pack import pack
-from routing_cache.routed_experts import RowLayout, Rows
 from routing_cache.row_check import kernel_knows
 from routing_cache.session import Session
 
 
 class Bar(NamedTuple):
-    """What a figure must reach; None only reports."""
+    """Limit that a figure must keep; None only reports it."""
 
     limit: float | None
     at_least: bool = False
@@ -88,7 +88,7 @@ BARS: dict[str, Bar] = {
 
 
 def measure_group() -> dict[str, Figure]:
-    """Bytes of the finished group that waits for the trainer, its batch, and every row's truth."""
+    """Measure a finished group's bytes in memory and packed, and compare every row."""
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -119,7 +119,7 @@ def measure_group() -> dict[str, Figure]:
 
 
 def measure_wire() -> dict[str, Figure]:
-    """Bytes on the wire of one sample, and the encodings' sizes and speed."""
+    """Measure one sample's bytes on the wire, and the encodings' sizes and speed."""
     suffix = full_int32 = suffix_int32 = 0
     num_rows = 0
     for reply in replies(0):
@@ -143,13 +143,13 @@ def measure_wire() -> dict[str, Figure]:
 
 
 def base64_bytes(num_rows: int) -> int:
-    """Characters of the rows as base64 of int32; the encoder is tried on a small block."""
+    """Count the characters of the rows as base64 of int32."""
     assert len(base64.b64encode(bytes(1536))) == 2048
     return (num_rows * LAYOUT.row_bytes * 4 + 2) // 3 * 4
 
 
 def decode_sets_ns(data: bytes) -> int:
-    """The set decoder alone, without header and content hash."""
+    """Time the set decoder alone, without header and content hash, in nanoseconds."""
     from routing_cache.codec import elias_fano
     from routing_cache.codec.header import read_header
 
@@ -178,7 +178,7 @@ def delta_size(rng: np.random.Generator, rows: Rows, share: float) -> float:
 
 
 def measure_match() -> dict[str, Figure]:
-    """Longest prefix of 38,000 tokens in a tree with 1,000 branches at turn boundaries."""
+    """Time the longest prefix of 38,000 tokens in a tree with 1,000 branches at turn boundaries."""
     narrow = RowLayout(1, (0,), 128, 8)
     rng = np.random.default_rng(SEED)
     cache = RoutingCache(narrow, digest=False)
@@ -216,7 +216,7 @@ def measure_match() -> dict[str, Figure]:
 
 
 def measure_append() -> dict[str, Figure]:
-    """Appending the turns' replies, and hashing them, against copying the same bytes.
+    """Time appending the turns' replies, and hashing them, against copying the same bytes.
 
     Every reply is its own memory and every copy goes to memory not used before, as in a rollout.
     """
@@ -292,7 +292,7 @@ def lease_often(session: Session) -> None:
 
 
 def measure_read() -> dict[str, Figure]:
-    """Getting one sample's rows out: everything, a quarter of the layers, or a reference."""
+    """Read one sample's rows: everything, a quarter of the layers, or a reference."""
     session = play(RoutingCache(LAYOUT), 0)
     lease = session.lease()
     source = lease.gather()[0]
@@ -312,7 +312,7 @@ def measure_read() -> dict[str, Figure]:
 
 
 def measure() -> dict[str, Figure]:
-    """All figures, in the table's order."""
+    """Measure all figures, in the table's order."""
     found = {
         **measure_group(),
         **measure_wire(),

@@ -1,6 +1,6 @@
 """The benchmark's workload: a group of samples that share a prompt and take many turns.
 
-48 MoE layers, 8 of 128 experts (384 bytes a row), a group of 8 samples, a prompt of 6,000 tokens,
+48 MoE layers, 8 of 128 experts (384 bytes per row), a group of 8 samples, a prompt of 6,000 tokens,
 40 turns of 300 generated and 500 observed tokens, 37,500 tokens at the end.
 """
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from routing_cache.cache import RoutingCache
-from routing_cache.routed_experts import RowLayout, Rows, TokenIds
+from routing_cache.layout import RowLayout, Rows, TokenIds
 from routing_cache.session import Session
 
 LAYOUT = RowLayout(48, tuple(range(48)), num_experts=128, moe_top_k=8)
@@ -27,7 +27,7 @@ SEED = 20_251_011
 
 
 def make_rows(rng: np.random.Generator, num_rows: int) -> Rows:
-    """Random rows with K distinct ids a set: an arithmetic progression with an odd step."""
+    """Random rows with K distinct ids per set: an arithmetic progression with an odd step."""
     shape = (num_rows, LAYOUT.num_moe_layers, 1)
     first = rng.integers(0, 128, shape, dtype=np.uint8)
     step = rng.integers(0, 64, shape, dtype=np.uint8) * np.uint8(2) + np.uint8(1)

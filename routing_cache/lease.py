@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from routing_cache.digest import Digester
+from routing_cache.core import CacheCore
 from routing_cache.errors import ClosedError
-from routing_cache.memory import RowStore
-from routing_cache.routed_experts import RowLayout
-from routing_cache.segments import Segment, Slab
-from routing_cache.view import SegmentRows
+from routing_cache.row_segments import Segment, Slab
+from routing_cache.sequence_rows import SegmentRows
 
 
 class RowsLease(SegmentRows):
@@ -18,20 +16,18 @@ class RowsLease(SegmentRows):
 
     def __init__(
         self,
-        layout: RowLayout,
+        core: CacheCore,
         segments: tuple[Segment, ...],
         tail_tokens: bytes,
         num_tokens: int,
-        digester: Digester,
-        store: RowStore,
         slabs: set[Slab],
     ) -> None:
-        super().__init__(layout, segments, tail_tokens, num_tokens, digester)
-        self._store = store
+        super().__init__(core.layout, segments, tail_tokens, num_tokens, core.digester)
+        self._store = core.store
         self._released = False
         # Emptied by the first release: popping is atomic, so two threads cannot both give back.
         self._held = [slabs]
-        store.open_lease(slabs)
+        self._store.pin(slabs, num_leases=1)
 
     @property
     def is_released(self) -> bool:
@@ -44,7 +40,7 @@ class RowsLease(SegmentRows):
         except IndexError:
             return
         self._released = True
-        self._store.close_lease(slabs)
+        self._store.unpin(slabs, num_leases=1)
         self._segments, self._joined = (), []
 
     def __enter__(self) -> RowsLease:

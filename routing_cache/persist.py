@@ -18,14 +18,13 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from routing_cache.cache import RoutingCache
-from routing_cache.codec.header import check_size
+from routing_cache.core import CacheCore
 from routing_cache.errors import BudgetError, CodecError, LayoutError
-from routing_cache.provenance import ConflictPolicy, Kind, Provenance
+from routing_cache.layout import RowLayout, check_size
+from routing_cache.provenance import ConflictPolicy, Provenance, read_origins
 from routing_cache.radix_tree import TOKEN_BYTES, Node, RadixTree
-from routing_cache.routed_experts import RowLayout
 from routing_cache.row_index import RowIndex
-from routing_cache.segments import Segment, Slab
+from routing_cache.row_segments import Segment, Slab
 
 _MAGIC = b"RRCACHE1"
 _PREFIX = struct.Struct("<8sQ")  # magic, bytes of the JSON index
@@ -51,7 +50,7 @@ class _SavedNode:
 
 
 @dataclass(frozen=True)
-class _Index:
+class SavedIndex:
     layout: RowLayout
     conflict_policy: ConflictPolicy
     digest_key: int
@@ -60,27 +59,27 @@ class _Index:
     versions: tuple[tuple[int, tuple[_SavedNode, ...]], ...]
 
 
-def save(cache: RoutingCache, path: Path) -> int:
-    """Write all trees of ``cache`` to ``path``; returns the file's size in bytes.
+def write_saved(core: CacheCore, path: Path) -> int:
+    """Write all trees of ``core`` to ``path``; returns the file's size in bytes.
 
     Open sessions and leases are not saved; what they recorded is.
     """
-    with cache.exclusive():
-        versions = [(version, list(tree.nodes())) for version, tree in cache.trees()]
+    with core.guard:
+        versions = [(version, list(tree.nodes())) for version, tree in sorted(core.trees.items())]
         ages = {node: node.last_used for _, nodes in versions for node in nodes}
         segments = [s for _, nodes in versions for node in nodes for s in node.payload.segments]
         origins = list(dict.fromkeys(s.provenance for s in segments))
         index = json.dumps(
             {
                 "layout": [
-                    cache.layout.num_hidden_layers,
-                    list(cache.layout.moe_layers),
-                    cache.layout.num_experts,
-                    cache.layout.moe_top_k,
+                    core.layout.num_hidden_layers,
+                    list(core.layout.moe_layers),
+                    core.layout.num_experts,
+                    core.layout.moe_top_k,
                 ],
-                "conflict_policy": cache.conflict_policy,
-                "digest_key": cache.digester.key,
-                "with_digests": cache.store.with_digests,
+                "conflict_policy": core.conflict_policy,
+                "digest_key": core.digester.key,
+                "with_digests": core.store.with_digests,
                 "origins": origins,
                 "versions": [[v, _describe(nodes, ages, origins)] for v, nodes in versions],
             }
@@ -103,22 +102,13 @@ def save(cache: RoutingCache, path: Path) -> int:
             return writer.num_bytes + _HASH_BYTES
 
 
-def load(
-    path: Path,
-    *,
-    layout: RowLayout | None = None,
-    budget_bytes: int | None = None,
-    spill_dir: Path | None = None,
-) -> RoutingCache:
-    """A cache with what :func:`save` wrote.
-
-    Args:
-        layout: the model the file must belong to; None takes the file's word.
+@contextmanager
+def open_saved(path: Path, layout: RowLayout | None) -> Generator[tuple[SavedIndex, BinaryIO]]:
+    """Yield the index of a saved cache, and the file behind it for :func:`restore`.
 
     Raises:
-        CodecError: foreign, truncated or damaged; nothing of it is used.
-        LayoutError: rows of another model.
-        BudgetError: the file does not fit ``budget_bytes``.
+        CodecError: foreign, truncated or damaged.
+        LayoutError: rows of another model than ``layout``; None takes the file's word.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -128,28 +118,27 @@ def load(
             raise LayoutError(
                 "the file holds rows of another model", got=index.layout, expected=layout
             )
-        cache = RoutingCache(
-            index.layout,
-            conflict_policy=index.conflict_policy,
-            budget_bytes=budget_bytes,
-            spill_dir=spill_dir,
-            digest=index.with_digests,
-            digest_key=index.digest_key,
-        )
-        with cache.exclusive():
-            nodes = [
-                (node, saved)
-                for version, saved_nodes in index.versions
-                for node, saved in _restore_tree(cache, version, saved_nodes, file)
-            ]
-            _check_budget(cache, nodes)
-            for node, saved in nodes:
-                node.payload.segments = [
-                    _read_segment(cache, s, index, file) for s in saved.segments
-                ]
-            for node, _ in sorted(nodes, key=lambda pair: pair[1].age):
-                cache.lru.touch(node)
-    return cache
+        yield index, file
+
+
+def restore(core: CacheCore, index: SavedIndex, file: BinaryIO) -> None:
+    """Fill an empty cache of the index's settings with what :func:`write_saved` wrote. Mutates.
+
+    Raises:
+        CodecError: the file contradicts itself.
+        BudgetError: it does not fit the budget.
+    """
+    with core.guard:
+        nodes = [
+            (node, saved)
+            for version, saved_nodes in index.versions
+            for node, saved in _restore_tree(core, version, saved_nodes, file)
+        ]
+        _check_budget(core, nodes)
+        for node, saved in nodes:
+            node.payload.segments = [_read_segment(core, s, index, file) for s in saved.segments]
+        for node, _ in sorted(nodes, key=lambda pair: pair[1].age):
+            core.lru.touch(node)
 
 
 def _describe(
@@ -188,7 +177,7 @@ class _HashingWriter:
 
 @contextmanager
 def _replacing(path: Path) -> Generator[BinaryIO]:
-    """A file that takes ``path``'s place when the block ends well and vanishes otherwise."""
+    """Yield a file that takes ``path``'s place when the block ends well, else vanishes."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with aside.open("wb") as file:
@@ -220,7 +209,7 @@ def _check_hash(file: BinaryIO, size: int, path: Path) -> None:
     file.seek(0)
 
 
-def _read_index(file: BinaryIO, size: int) -> _Index:
+def _read_index(file: BinaryIO, size: int) -> SavedIndex:
     _, index_bytes = _PREFIX.unpack(file.read(_PREFIX.size))
     if index_bytes > min(size, _MAX_INDEX_BYTES):
         raise CodecError("the index is larger than the file", got=index_bytes, expected=size)
@@ -230,13 +219,10 @@ def _read_index(file: BinaryIO, size: int) -> _Index:
         raise CodecError(f"the index is no index of a routing cache: {error!r}") from error
 
 
-def _parse_index(text: bytes) -> _Index:
+def _parse_index(text: bytes) -> SavedIndex:
     data = cast("dict[str, object]", json.loads(text))
     hidden, layers, experts, top_k = cast("tuple[int, list[int], int, int]", data["layout"])
-    origins = tuple(
-        Provenance(str(engine), int(version), _kind(kind))
-        for engine, version, kind in cast("list[tuple[str, int, str]]", data["origins"])
-    )
+    origins = tuple(read_origins(data["origins"]))
     layout = RowLayout(int(hidden), tuple(layers), int(experts), int(top_k))
     check_size(layout)
     policy = str(data["conflict_policy"])
@@ -246,7 +232,7 @@ def _parse_index(text: bytes) -> _Index:
         (int(version), tuple(_parse_node(item, len(origins)) for item in nodes))
         for version, nodes in cast("list[tuple[int, list[list[object]]]]", data["versions"])
     )
-    return _Index(
+    return SavedIndex(
         layout,
         policy,
         int(cast("int", data["digest_key"])),
@@ -254,12 +240,6 @@ def _parse_index(text: bytes) -> _Index:
         origins,
         versions,
     )
-
-
-def _kind(kind: str) -> Kind:
-    if kind not in ("decode", "prefill"):
-        raise ValueError(f"kind {kind}")
-    return kind
 
 
 def _parse_node(item: list[object], num_origins: int) -> _SavedNode:
@@ -274,9 +254,9 @@ def _parse_node(item: list[object], num_origins: int) -> _SavedNode:
 
 
 def _restore_tree(
-    cache: RoutingCache, version: int, saved_nodes: tuple[_SavedNode, ...], file: BinaryIO
+    core: CacheCore, version: int, saved_nodes: tuple[_SavedNode, ...], file: BinaryIO
 ) -> list[tuple[Node[RowIndex], _SavedNode]]:
-    tree: RadixTree[RowIndex] = cache.tree(version)
+    tree: RadixTree[RowIndex] = core.tree(version)
     nodes: list[Node[RowIndex]] = []
     for saved in saved_nodes:
         if not -1 <= saved.parent < len(nodes):
@@ -294,11 +274,11 @@ def _restore_tree(
     return list(zip(nodes, saved_nodes, strict=True))
 
 
-def _check_budget(cache: RoutingCache, nodes: list[tuple[Node[RowIndex], _SavedNode]]) -> None:
+def _check_budget(core: CacheCore, nodes: list[tuple[Node[RowIndex], _SavedNode]]) -> None:
     """Refuse before reading: evicting what was just loaded would give half a cache."""
     num_rows = sum(segment.num_rows for _, saved in nodes for segment in saved.segments)
-    needed = num_rows * cache.store.slab_row_bytes + cache.lru.num_bytes
-    budget = cache.store.budget_bytes
+    needed = num_rows * core.store.slab_row_bytes + core.lru.num_bytes
+    budget = core.store.budget_bytes
     if budget is not None and needed > budget:
         raise BudgetError(
             "the saved cache does not fit the budget",
@@ -309,16 +289,16 @@ def _check_budget(cache: RoutingCache, nodes: list[tuple[Node[RowIndex], _SavedN
 
 
 def _read_segment(
-    cache: RoutingCache, saved: _SavedSegment, index: _Index, file: BinaryIO
+    core: CacheCore, saved: _SavedSegment, index: SavedIndex, file: BinaryIO
 ) -> Segment:
-    layout = cache.layout
+    layout = core.layout
     data = _read_exactly(file, saved.num_rows * layout.row_bytes)
     rows = np.frombuffer(data, layout.dtype.newbyteorder("<")).astype(layout.dtype)
     digests = None
     if index.with_digests:
         digests = np.frombuffer(_read_exactly(file, 8 * saved.num_rows), "<u8").astype(np.uint64)
     shape = (saved.num_rows, layout.num_moe_layers, layout.moe_top_k)
-    slab: Slab = cache.store.adopt_array(rows, digests, shape)
+    slab: Slab = core.store.adopt_array(rows, digests, shape)
     return Segment(
         saved.start,
         saved.start + saved.num_rows,

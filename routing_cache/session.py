@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from routing_cache.core import CacheCore
+from routing_cache.disagreement import Comparison
 from routing_cache.errors import BudgetError, ClosedError, RowCountError
+from routing_cache.layout import TokenIds, as_token_ids
 from routing_cache.lease import RowsLease
-from routing_cache.memory import SlabWriter
-from routing_cache.provenance import Comparison, Provenance, RoleSpan, check_roles, role_code
+from routing_cache.provenance import Provenance, RoleSpan, check_roles, role_code
 from routing_cache.radix_tree import (
     NODE_BYTES,
     TOKEN_BYTES,
@@ -19,13 +20,10 @@ from routing_cache.radix_tree import (
     RadixTree,
     common_prefix_bytes,
 )
-from routing_cache.reply import Found, Reply, check_start, plan_new, plan_overlap, read_reply
-from routing_cache.routed_experts import TokenIds, as_token_ids
+from routing_cache.reply_plan import Found, Reply, check_start, plan_new, plan_overlap, read_reply
 from routing_cache.row_index import RowIndex
-from routing_cache.segments import Segment, Slab, clip_all, overlay
-
-if TYPE_CHECKING:
-    from routing_cache.cache import RoutingCache
+from routing_cache.row_segments import Segment, Slab, clip_all, overlay
+from routing_cache.row_store import SlabWriter
 
 
 class Session:
@@ -42,16 +40,15 @@ class Session:
         ...                num_prefill=len(prompt_ids) - reply.start)
     """
 
-    def __init__(self, cache: RoutingCache, weight_version: int, engine: str) -> None:
-        self._cache = cache
+    def __init__(self, core: CacheCore, weight_version: int, engine: str) -> None:
+        self._core = core
         self.engine = engine
         self.weight_version = weight_version
         self._tokens = bytearray()  # int32
         self._segments: list[Segment] = []
-        self._roles = bytearray()  # a role code a token
-        self.billed_bytes = 0  # of token_bytes, kept by the cache
+        self._roles = bytearray()  # one role code per token
         self._pinned: set[Slab] = set()
-        self._writer = SlabWriter(cache.store)
+        self._writer = SlabWriter(core.store)
         self._cursor: Position[RowIndex] | None = None
         self._cursor_version = weight_version
         self._closed = False
@@ -76,7 +73,7 @@ class Session:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of the token buffer, a byte a token for its role included."""
+        """Bytes of the token buffer, one per token for its role included."""
         return len(self._tokens) + len(self._roles)
 
     def adopt(self, token_ids: object, *, weight_versions: Collection[int] | None = None) -> int:
@@ -90,27 +87,27 @@ class Session:
             LayoutError: no vector of int32 token ids. Nothing changed.
             BudgetError: no room for the tokens. Nothing changed.
         """
-        with self._cache.exclusive():
+        with self._core.guard:
             self._check_open()
             key = as_token_ids(token_ids).tobytes()
             common = common_prefix_bytes(key, 0, bytes(self._tokens)) // TOKEN_BYTES
             first_time = not self._tokens
             added = len(key) // TOKEN_BYTES - self.num_tokens
-            self._cache.reserve(max(0, added) * (TOKEN_BYTES + 1))
+            self._core.reserve(max(0, added) * (TOKEN_BYTES + 1))
             if common < self.num_tokens:
                 self._truncate(common)
-                self._cache.counters.forks += 1
+                self._core.counters.forks += 1
             known = self.num_tokens
             self._tokens += key[known * TOKEN_BYTES :]
             role = role_code("prompt" if first_time else "tool")
             self._roles += bytes([role]) * (self.num_tokens - known)
             versions = {self.weight_version} if weight_versions is None else weight_versions
             before = self.num_rows
-            found = self._cache.find_rows(key, versions, before)
+            found = self._core.find_rows(key, versions, before)
             self._segments += found
             self._pin(found)
-            self._cache.counters.rows_reused += self.num_rows - before
-            self._cache.note_session(self)
+            self._core.counters.rows_reused += self.num_rows - before
+            self._core.bill(self, self.token_bytes)
             return self.num_rows
 
     def record(
@@ -146,24 +143,24 @@ class Session:
             LayoutError: rows of another model. Nothing changed.
             BudgetError: no room. Nothing changed.
         """
-        with self._cache.exclusive():
+        with self._core.guard:
             self._check_open()
             new_key = as_token_ids(new_token_ids).tobytes()
             check_roles(role_spans, self.num_tokens + len(new_key) // TOKEN_BYTES)
             if rows is None:
-                self._cache.reserve(_buffer_bytes(new_key))
+                self._core.reserve(_buffer_bytes(new_key))
                 self._append_tokens(new_key, start + num_prefill, role_spans)
                 self.weight_version = max(self.weight_version, weight_version)
-                self._cache.counters.replies_without_rows += 1
-                self._cache.note_session(self)
+                self._core.counters.replies_without_rows += 1
+                self._core.bill(self, self.token_bytes)
                 return
             check_start(start, self.num_rows)
             ids = np.frombuffer(bytes(self._tokens[start * TOKEN_BYTES :]) + new_key, np.int32)
             reply = read_reply(
                 rows,
                 ids,
-                self._cache.layout,
-                self._cache.digester if self._cache.store.with_digests else None,
+                self._core.layout,
+                self._core.digester if self._core.store.with_digests else None,
                 start=start,
                 num_prefill=num_prefill,
                 weight_version=weight_version,
@@ -172,39 +169,33 @@ class Session:
             self._store(reply, new_key, role_spans)
 
     def branch(self, at: int) -> Session:
-        """A new session with the first ``at`` tokens and their rows, shared. Mutates the cache.
+        """Begin a session that shares the first ``at`` tokens and their rows. Mutates the cache.
 
         Raises:
             RowCountError: ``at`` lies outside the session.
             BudgetError: no room for a copy of the tokens.
         """
-        with self._cache.exclusive():
+        with self._core.guard:
             self._check_open()
             if not 0 <= at <= self.num_tokens:
                 raise RowCountError(
                     "cannot branch outside the session", got=at, expected=f"0 to {self.num_tokens}"
                 )
-            self._cache.reserve(at * (TOKEN_BYTES + 1))
-            twin = Session(self._cache, self.weight_version, self.engine)
+            self._core.reserve(at * (TOKEN_BYTES + 1))
+            twin = Session(self._core, self.weight_version, self.engine)
             twin._tokens = self._tokens[: at * TOKEN_BYTES]
             twin._segments = clip_all(self._segments, 0, at)
             twin._roles = self._roles[:at]
             twin._pin(twin._segments)
-            self._cache.note_session(twin)
+            self._core.bill(twin, twin.token_bytes)
             return twin
 
     def lease(self) -> RowsLease:
-        """The session's rows as they are now, pinned until released; O(segments), no copy."""
+        """Pin the session's rows as they are now until released; O(segments), no copy."""
         self._check_open()
         tail = bytes(memoryview(self._tokens)[self.num_rows * TOKEN_BYTES :])
         return RowsLease(
-            self._cache.layout,
-            tuple(self._segments),
-            tail,
-            self.num_tokens,
-            self._cache.digester,
-            self._cache.store,
-            set(self._pinned),
+            self._core, tuple(self._segments), tail, self.num_tokens, set(self._pinned)
         )
 
     def close(self) -> None:
@@ -213,8 +204,8 @@ class Session:
             return
         self._closed = True
         self._writer.seal()
-        self._cache.store.unpin(self._pinned)
-        self._cache.forget_session(self)
+        self._core.store.unpin(self._pinned)
+        self._core.forget(self)
         self._pinned, self._segments, self._cursor = set(), [], None
         self._tokens, self._roles = bytearray(), bytearray()
 
@@ -227,8 +218,8 @@ class Session:
     # What follows carries out record().
 
     def _store(self, reply: Reply, new_key: bytes, role_spans: Sequence[RoleSpan]) -> None:
-        cache = self._cache
-        policy, missing = cache.conflict_policy, cache.layout.missing
+        core = self._core
+        policy, missing = core.conflict_policy, core.layout.missing
         start = max(self.num_rows, reply.start)
         replaced, overlap = list[tuple[int, int]](), list[Found]()
         if reply.start < start:
@@ -262,14 +253,14 @@ class Session:
             self._unpin_unused()
         self.weight_version = reply.weight_version
         self._place(reply.weight_version, indexed)
-        cache.counters.rows_recorded += len(reply.rows)
-        cache.counters.rows_bad += reply.num_bad
-        cache.counters.rows_missing += reply.num_missing
-        cache.note_session(self)
+        core.counters.rows_recorded += len(reply.rows)
+        core.counters.rows_bad += reply.num_bad
+        core.counters.rows_missing += reply.num_missing
+        core.bill(self, self.token_bytes)
 
     def _reserve(self, version: int, num_own: int, new_key: bytes) -> None:
-        """Room for the rows to be written, the new tokens, and what the tree will grow by."""
-        if self._cache.store.budget_bytes is None:
+        """Make room for the rows to be written, the new tokens, and the tree's growth."""
+        if self._core.store.budget_bytes is None:
             return
         held = self._writer.bytes_needed(num_own) + _buffer_bytes(new_key)
         in_tree = -1
@@ -283,13 +274,13 @@ class Session:
                 # Making room can evict what was matched: ask again until nothing changes.
                 in_tree = matched
                 edge = len(suffix) - (matched - at.num_tokens) * TOKEN_BYTES
-                self._cache.reserve(held + edge + 2 * NODE_BYTES)
+                self._core.reserve(held + edge + 2 * NODE_BYTES)
         except BudgetError:
             self._unpin_unused()
             raise
 
     def _known_to_tree(self, version: int, new_key: bytes, start: int, stop: int) -> list[Segment]:
-        """Rows ``[start, stop)`` that other sessions of ``version`` put under the same tokens."""
+        """Find rows ``[start, stop)`` that other sessions of ``version`` put under these tokens."""
         tree, at = self._tree_at(version)
         suffix = bytes(self._tokens[at.num_tokens * TOKEN_BYTES :]) + new_key
         node, num_tokens = tree.walk(suffix, at)
@@ -332,14 +323,14 @@ class Session:
         first = min((s.start for s in segments), default=position.num_tokens)
         while node.parent is not None and node.end > first:
             part = clip_all(segments, node.start, node.end)
-            node.payload.put(part, self._cache.conflict_policy, self._cache.layout.missing)
-            self._cache.lru.enqueue(node)
+            node.payload.put(part, self._core.conflict_policy, self._core.layout.missing)
+            self._core.lru.enqueue(node)
             node = node.parent
-        self._cache.lru.touch(position.node)
+        self._core.lru.touch(position.node)
 
     def _tree_at(self, version: int) -> tuple[RadixTree[RowIndex], Position[RowIndex]]:
-        """The version's tree and how far into it the session is known to have come."""
-        tree = self._cache.tree(version)
+        """Return the version's tree and how far into it the session is known to have come."""
+        tree = self._core.tree(version)
         at = None
         if self._cursor is not None and self._cursor_version == version:
             at = tree.settle(self._cursor)
@@ -369,18 +360,18 @@ class Session:
         differs = comparison.differs
         stop = start if differs is None else start + len(differs)
         roles = np.frombuffer(bytes(self._roles[start:stop]), np.int8)
-        self._cache.disagreements.add(comparison, turn, roles)
+        self._core.disagreements.add(comparison, turn, roles)
 
     def _pin(self, segments: Sequence[Segment]) -> None:
         new = {s.slab for s in segments} - self._pinned
         if new:
-            self._cache.store.pin(new)
+            self._core.store.pin(new)
             self._pinned |= new
 
     def _unpin_unused(self) -> None:
-        """After segments went: leases pin what the session pins, so that must be exact."""
+        """Give back pins of segments that went: leases pin what the session pins."""
         unused = self._pinned - {s.slab for s in self._segments}
-        self._cache.store.unpin(unused)
+        self._core.store.unpin(unused)
         self._pinned -= unused
 
     def _check_open(self) -> None:
@@ -389,5 +380,5 @@ class Session:
 
 
 def _buffer_bytes(key: bytes) -> int:
-    """What a session holds for these tokens: their ids and roles."""
+    """Count the bytes that a session holds for these tokens: their ids and roles."""
     return len(key) // TOKEN_BYTES * (TOKEN_BYTES + 1)

@@ -7,12 +7,13 @@ cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
 names=("$@")
 [ $# -gt 0 ] || names=(bench_moe32 bench_moe8 bench_dense)
+bin=${VENV:-.venv}/bin
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 for name in "${names[@]}"; do
-    .venv/bin/agent-rl warmstart "$work/start/$name" --recipe "$name"
-    .venv/bin/agent-rl train configs/repair_tiny.yaml policy.path="$work/start/$name" \
+    "$bin"/agent-rl warmstart "$work/start/$name" --recipe "$name"
+    "$bin"/agent-rl train configs/repair_tiny.yaml policy.path="$work/start/$name" \
         name="$name" run_root="$work/runs" train.steps=40 algorithm.groups_per_step=16 \
         eval.num_tasks=96
-    .venv/bin/python -m agent_rl.run.warmstart.export "$work/runs/$name" "agent_rl/assets/$name"
+    "$bin"/python -m agent_rl.run.warmstart.export "$work/runs/$name" "agent_rl/assets/$name"
 done

@@ -1,44 +1,35 @@
 #!/usr/bin/env bash
-# Prepares .venv and the sandbox. Safe to run twice, and twice at once; quick when nothing changed.
+# Prepares $VENV (.venv unless make was given PYTHON) and the sandbox. Safe to run twice, and twice at
+# once; quick when nothing changed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+venv=${VENV:-.venv}
 
 say() { printf '%s\n' "setup: $*"; }
 fail() { printf '%s\n' "setup: $*" >&2; exit 1; }
 
-find_python() {
-    local candidate
-    for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3; do
-        [ -n "$candidate" ] || continue
-        if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-            printf '%s\n' "$candidate"
-            return
-        fi
-    done
-    fail "no Python 3.11 or newer with venv found; install it (Debian: apt-get install python3 python3-venv) or set PYTHON=/path/to/python"
-}
-
 install_packages() {
-    local python stamp torch
+    local pip python stamp torch
     stamp=$(cat pyproject.toml requirements.lock routing_cache/_kernel.c | sha256sum | cut -d' ' -f1)
-    if [ -x .venv/bin/agent-rl ] && [ "$(cat .venv/.stamp 2>/dev/null)" = "$stamp" ]; then
+    if [ -x "$venv/bin/agent-rl" ] && [ "$(cat "$venv/.stamp" 2>/dev/null)" = "$stamp" ]; then
         return
     fi
-    python=$(find_python)
-    if ! .venv/bin/python -c '' 2>/dev/null; then
-        say "creating .venv with $("$python" --version)"
-        rm -rf .venv
-        "$python" -m venv .venv
+    python=$(bash scripts/find_python.sh)
+    if ! "$venv/bin/python" -c '' 2>/dev/null; then
+        say "creating $venv with $("$python" --version)"
+        rm -rf "$venv"
+        "$python" -m venv "$venv"
     fi
+    pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
     # torch first and alone: other packages ask for ranges that would bring another build of it.
     torch=$(grep '^torch==' requirements.lock)
     say "1 of 3: installing $torch (the largest one: minutes, without a line until it is done)"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check "$torch"
+    "${pip[@]}" "$torch"
     say "2 of 3: installing the rest of requirements.lock (minutes)"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+    "${pip[@]}" -r requirements.lock
     say "3 of 3: installing agent-rl itself, editable"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-    printf '%s\n' "$stamp" >.venv/.stamp
+    "${pip[@]}" --no-deps --no-build-isolation -e .
+    printf '%s\n' "$stamp" >"$venv/.stamp"
     is_fresh=1
 }
 
@@ -61,5 +52,5 @@ is_fresh=
 install_packages
 install_sandbox
 if [ -n "$is_fresh" ]; then
-    say "done; for agent-rl in this shell: source .venv/bin/activate"
+    say "done; for agent-rl in this shell: source $venv/bin/activate"
 fi

@@ -19,7 +19,9 @@ from typing import Literal
 
 import numpy as np
 
-from agent_rl.engines.http.fleet import EngineKind, FleetSpec, ServerFleet
+from agent_rl.config.schema import EngineConfig
+from agent_rl.engines.http.deployment import Deployment
+from agent_rl.engines.http.server_fleet import ServerFleet
 from agent_rl.types import GenerateRequest, SamplingParams, TokenIds
 from routing_cache import RoutingCache, Session
 
@@ -69,7 +71,7 @@ class EngineBench:
 
 
 async def measure(
-    kind: EngineKind,
+    kind: Literal["sglang", "vllm"],
     policy: Path,
     work_dir: Path,
     *,
@@ -79,17 +81,19 @@ async def measure(
 ) -> EngineBench:
     """Launch two servers of ``policy``, with and without capture, and run the workload on them."""
     work = workload or Workload()
-    spec = FleetSpec(
-        kind,
-        policy,
-        work_dir / "capture",
-        context_length=work.longest + 8,
-        max_running=work.num_samples,
+    config = EngineConfig(
+        kind=kind,
+        dtype="float32",
+        max_sessions=work.num_samples,
         weight_transfer="disk" if kind == "vllm" else "tensors",
         verify_weights=False,
     )
-    plain_spec = replace(spec, work_dir=work_dir / "plain", capture_routing=False)
-    capture, plain = ServerFleet(spec), ServerFleet(plain_spec)
+    without = replace(config, capture_routing=False)
+    length = work.longest + 8
+    capture, plain = (
+        ServerFleet(Deployment(settings, policy, work_dir / name, context_length=length))
+        for settings, name in ((config, "capture"), (without, "plain"))
+    )
     try:
         report(f"starting two {kind} servers")
         await asyncio.gather(capture.start(), plain.start())
@@ -175,7 +179,7 @@ async def _count(fleet: ServerFleet, work: Workload) -> EngineBench:
 
 async def _cost(fleet: ServerFleet, work: Workload) -> _Cost:
     """Run the whole group once."""
-    cache = RoutingCache(fleet.row_layout) if fleet.spec.capture_routing else None
+    cache = RoutingCache(fleet.row_layout) if fleet.deployment.config.capture_routing else None
     process = fleet.supervisors[0].process
     cpu_s, started = process.cpu_s(), time.monotonic()
     await _play(fleet, work, cache, _Tally())

@@ -22,13 +22,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from envs.sandbox.docker.docker_py import DockerPyEngine
+from envs.sandbox.docker.docker_sandbox import DockerSandbox
 from envs.sandbox.docker.host import DockerHost, HostLimits
 from envs.sandbox.docker.options import DockerOptions
 from envs.sandbox.docker.ownership import LABEL
-from envs.sandbox.docker.sandbox import DockerSandbox
 from envs.sandbox.launch import SandboxSpec
-from envs.sandbox.sandbox import WorkerSandbox
 from envs.sandbox.scratch import sweep
+from envs.sandbox.worker_sandbox import WorkerSandbox
 
 DEFAULT_IMAGE = "agent-rl/base:py"
 _RUN_ID = "bench-sandbox"

@@ -2,9 +2,8 @@
 
 A random model of a size at which products outweigh Python, random samples, and its own live
 routing as the rows: replay then computes exactly what no replay computes, and only its cost is
-left. The three steps run in rounds, in another order each round, and a ratio is taken inside a
-round: a machine that is slower for a minute is slower for all three. CPU seconds of the process
-decide; wall seconds are given beside them and mean little on a loaded machine.
+left. The three steps run in rounds. CPU seconds of the process decide; wall seconds are given
+beside them and mean little on a loaded machine.
 """
 
 from __future__ import annotations
@@ -12,33 +11,27 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from transformers.utils import logging as hf_logging
 
+from agent_rl.bench.random_steps import Report, Step, random_samples, step_config, time_rounds
 from agent_rl.bench.row_bytes import ALIGNMENT, RowBytes, measure_row_bytes
 from agent_rl.bench.transformers_step import EXPERTS, TransformersStep
 from agent_rl.config.objective import objective
-from agent_rl.config.schema import (
-    AgentConfig,
-    AlgorithmConfig,
-    OptimConfig,
-    RoutingConfig,
-    RunConfig,
-    TrainerConfig,
-)
+from agent_rl.config.schema import RunConfig, TrainerConfig
+from agent_rl.model.config_json import read_shape
 from agent_rl.model.random_policy import write_random_policy
-from agent_rl.model.shape import ModelShape
 from agent_rl.run.warmstart.train import TinyMoEShape
 from agent_rl.trainer.assignment import plan_micro_batches
 from agent_rl.trainer.batch import MicroBatch, fed_tokens, lay_out
 from agent_rl.trainer.megatron import MegatronTrainer
 from agent_rl.types import TrainSample
-from routing_cache import ArrayRows
 
 SHAPE = TinyMoEShape(
     hidden_size=256,
@@ -51,13 +44,11 @@ SHAPE = TinyMoEShape(
 )
 _LONGEST = 512
 _NUM_SAMPLES = 8
-Step = Callable[[], object]
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Over the rounds: median and quartiles of a ratio of two steps of one round."""
+    """Median and quartiles, over the rounds, of a ratio of two steps of one round."""
 
     median: float
     low: float
@@ -109,7 +100,10 @@ def measure_trainer(*, num_rounds: int = 9, report: Report = lambda text: None) 
         config = bench_config("off")
         samples = made_samples(config, folder)
         batches = micro_batches(samples, config, folder)
-        trainers = {mode: MegatronTrainer(bench_config(mode), folder) for mode in ("off", "r3")}
+        trainers = {
+            "off": MegatronTrainer(config, folder),
+            "r3": MegatronTrainer(bench_config("r3"), folder),
+        }
         own = objective(config.algorithm)
         clip = (own.clip_low, own.clip_high)
         experts = _faster_experts(folder, config, batches, clip)
@@ -120,7 +114,7 @@ def measure_trainer(*, num_rounds: int = 9, report: Report = lambda text: None) 
             "transformers": lambda: baseline.step(batches, clip),
         }
         report(f"{num_rounds} rounds of {', '.join(steps)}")
-        cpu, wall = _rounds(steps, num_rounds, report)
+        cpu, wall = time_rounds(steps, num_rounds, report)
         for trainer in trainers.values():
             trainer.close()
         num_parameters = sum(p.numel() for p in trainers["off"].publish_weights().values())
@@ -138,45 +132,18 @@ def measure_trainer(*, num_rounds: int = 9, report: Report = lambda text: None) 
     )
 
 
-def bench_config(replay: str) -> RunConfig:
-    """One update a step, a learning rate that leaves the routing as it is."""
-    return RunConfig(
-        agent=AgentConfig(max_tokens=_LONGEST),
-        routing=RoutingConfig(replay="r3" if replay == "r3" else "off", max_staleness=1_000_000),
-        algorithm=AlgorithmConfig(num_mini_steps=1),
-        optim=OptimConfig(lr=1e-8),
-        trainer=TrainerConfig(micro_batch_tokens=4 * _LONGEST),
-    )
+def bench_config(replay: Literal["off", "r3"]) -> RunConfig:
+    return step_config(replay, _LONGEST, TrainerConfig(micro_batch_tokens=4 * _LONGEST))
 
 
 def made_samples(config: RunConfig, folder: Path, seed: int = 0) -> list[TrainSample]:
-    """Random tokens, a third of them trained, with the trainer's own log-probs and routing."""
+    """Draw samples of random lengths, a third of their tokens trained."""
     rng = np.random.default_rng(seed)
-    vocab_size = ModelShape.from_folder(folder).vocab_size
-    samples = []
-    for number, length in enumerate(rng.integers(3 * _LONGEST // 4, _LONGEST, _NUM_SAMPLES)):
-        mask = rng.random(length) < 1 / 3
-        mask[0] = False
-        samples.append(
-            TrainSample(
-                sample_id=f"made-{number}",
-                token_ids=rng.integers(6, vocab_size, length, dtype=np.int32),
-                loss_mask=mask,
-                rollout_logprobs=np.zeros(length, np.float32),
-                advantages=np.where(mask, np.float32(1 - 2 * (number % 2)), np.float32(0)),
-                weight_versions=(0,),
-            )
-        )
+    lengths = rng.integers(3 * _LONGEST // 4, _LONGEST, _NUM_SAMPLES)
     trainer = MegatronTrainer(config, folder)
-    scores = trainer.score(samples, "off", live_routing=True)
-    layout = trainer.row_layout
+    samples = random_samples(trainer, read_shape(folder).vocab_size, lengths, rng, trained=1 / 3)
     trainer.close()
-    done = []
-    for sample, score in zip(samples, scores, strict=True):
-        assert score.live_experts is not None
-        rows = ArrayRows(layout, sample.token_ids, score.live_experts.astype(layout.dtype))
-        done.append(replace(sample, rollout_logprobs=score.logprobs, routed_experts=rows))
-    return done
+    return samples
 
 
 def micro_batches(
@@ -209,24 +176,3 @@ def _faster_experts(
         step.step(batches, clip)
         spent[experts] = time.process_time() - started
     return min(spent, key=lambda name: spent[name])
-
-
-def _rounds(
-    steps: Mapping[str, Step], num_rounds: int, report: Report
-) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """CPU and wall seconds of every step by name, after one round that is not counted."""
-    cpu: dict[str, list[float]] = {name: [] for name in steps}
-    wall: dict[str, list[float]] = {name: [] for name in steps}
-    names = list(steps)
-    for number in range(num_rounds + 1):
-        order = names[number % len(names) :] + names[: number % len(names)]
-        for name in reversed(order) if number % 2 else order:
-            cpu_before, wall_before = time.process_time(), time.perf_counter()
-            steps[name]()
-            if number:
-                cpu[name].append(time.process_time() - cpu_before)
-                wall[name].append(time.perf_counter() - wall_before)
-        if number:
-            seconds = ", ".join(f"{name} {cpu[name][-1]:.2f}" for name in names)
-            report(f"round {number}, CPU seconds: {seconds}")
-    return cpu, wall

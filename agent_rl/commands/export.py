@@ -19,7 +19,7 @@ def export_command(source: Path, folder: Path, step: int | None, dtype: str | No
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError([f"--dtype: got {dtype}, expected one of {', '.join(DTYPES)}"])
     console = make_console()
-    from agent_rl.trainer.export import export_model
+    from agent_rl.trainer.checkpoint_export import export_model
 
     def export(checkpoint: Path) -> None:
         num_bytes = export_model(checkpoint, folder, dtype=dtype)

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from agent_rl.commands.terminal import make_console
 from agent_rl.config.reading import dump_config, load_config
+from agent_rl.config.rules.training import check_training, refuse
 from agent_rl.config.schema import RunConfig
 from agent_rl.config.suggestions import command_line
 from agent_rl.errors import ConfigError
@@ -54,7 +55,9 @@ def train_command(
         folder, config = _resumed(resume, overrides)
     else:
         assert config_path is not None
-        folder, config = _new_run(load_config(config_path, overrides))
+        config = load_config(config_path, overrides)
+        refuse(check_training(config))
+        folder, config = _new_run(config)
     if (finished := finished_summary(folder, config)) is not None:
         folder.close()
         console.print(
@@ -70,11 +73,14 @@ def train_command(
             summary = run_interruptible(
                 run_training(config, folder, display, other_tasks=other_tasks)
             )
-    except Interrupted:
-        console.print(f"stopped; continue with: {_resume_line(folder.path)}", soft_wrap=True)
+    except (Interrupted, KeyboardInterrupt):  # the second kind is a second Ctrl-C
+        if folder.has_begun():
+            console.print(f"stopped; continue with: {_resume_line(folder.path)}", soft_wrap=True)
         raise
     finally:
         folder.close()
+        if resume is None and not folder.has_begun():
+            shutil.rmtree(folder.path, ignore_errors=True)  # nothing came of it: free the name
     _show(console, summary, folder)
 
 

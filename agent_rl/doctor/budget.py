@@ -1,9 +1,9 @@
-"""What a run needs in memory and on disk, computed from the model's shape and the configuration.
+"""The memory and disk that a run needs, from the model's shape and the configuration.
 
-Trainer, a GPU:  parameters x (2 weights + 4 gradient + 12 / data parallel optimizer) bytes in
+Trainer, per GPU:  parameters x (2 weights + 4 gradient + 12 / data parallel optimizer) bytes in
 bfloat16: Megatron keeps gradients, a master copy and two moments in float32, and divides the last
 three over the data-parallel ranks with the distributed optimizer. Activations come on top.
-Engine, a GPU:   weights / tensor parallel, and keys and values a token.
+Engine, per GPU:   weights / tensor parallel, and keys and values per token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes. What is "a GPU" is that of the fullest one."""
+    """Bytes; ``_gpu`` is of the fullest one."""
 
     trainer_gpu: int  # weights, gradients and optimizer
     activations_gpu: int  # of one micro-batch: saved layer inputs and the last stage's logits
@@ -48,7 +48,7 @@ class Budget:
 
 
 def model_size(shape: ModelShape) -> ModelSize:
-    """Parameters of ``shape``; router, norms and biases included, latent attention is not."""
+    """Count the parameters: router, norms and biases included, latent attention left out."""
     hidden, heads = shape.hidden_size, shape.num_heads * shape.head_dim
     key_values = shape.num_kv_heads * shape.head_dim
     attention = 2 * hidden * heads + 2 * hidden * key_values
@@ -63,7 +63,7 @@ def model_size(shape: ModelShape) -> ModelSize:
 
 
 def budget(config: RunConfig, shape: ModelShape) -> Budget:
-    """What ``config`` needs of a model of ``shape``."""
+    """Compute what ``config`` needs for a model of ``shape``."""
     trainer, engine, size = config.trainer, config.engine, model_size(shape)
     weight = _WEIGHT_BYTES[trainer.dtype]
     world, stages = num_processes(trainer), trainer.pipeline_parallel
@@ -96,7 +96,7 @@ def budget(config: RunConfig, shape: ModelShape) -> Budget:
 
 def _activations(config: RunConfig, shape: ModelShape) -> int:
     """Full recompute keeps the input of every layer, for as many micro-batches as there are
-    stages; without it a layer keeps about 34 bytes a token and channel (arXiv 2205.05198, eq. 2,
+    stages; without it a layer keeps about 34 bytes per token and channel (arXiv 2205.05198, eq. 2,
     attention scores recomputed), experts counted as one dense layer of their active width."""
     trainer = config.trainer
     tokens = trainer.micro_batch_tokens // trainer.context_parallel

@@ -1,4 +1,4 @@
-"""What this machine can do, and what a configuration still needs: checks without side effects."""
+"""Check this machine, and what a configuration still needs of it; changes nothing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from agent_rl.config.rules.training import check_training
 from agent_rl.config.schema import RunConfig
-from agent_rl.doctor.check import Check, Verdict, gib
+from agent_rl.doctor.check import Check, Verdict, gib, refused_first
 from agent_rl.doctor.image_checks import check_images
 from agent_rl.doctor.needs import check_needs, check_policy, check_ports
+from agent_rl.doctor.server_checks import check_servers
 from envs.errors import SandboxUnavailableError
 from envs.sandbox.choose import AUTO_ORDER, choose_kind, probe
 
@@ -23,13 +25,14 @@ _LOW_MEMORY_BYTES = 4 << 30
 
 
 def check_machine() -> list[Check]:
-    """Python, packages, cores, memory, disk, accelerator and every kind of sandbox."""
+    """Check Python, packages, cores, memory, disk, accelerator and every kind of sandbox."""
     return [check for group in (_python, _packages, _resources, _sandboxes) for check in group()]
 
 
 def check_config(config: RunConfig) -> list[Check]:
-    """What ``config`` needs beyond being valid."""
-    return [check for group in CONFIG_CHECKS for check in group(config)]
+    """Say what ``train`` would refuse, in its words, and what else ``config`` needs."""
+    needs = (check for group in CONFIG_CHECKS for check in group(config))
+    return list(refused_first(check_training(config), needs))
 
 
 def _python() -> Iterator[Check]:
@@ -100,7 +103,7 @@ def _run_root(config: RunConfig) -> Iterator[Check]:
 
 
 def check_folder(key: str, path: Path) -> Check:
-    """Whether the folder that ``key`` names can be written to, or made."""
+    """Check that the folder that ``key`` names can be written to, or made."""
     path = path.absolute()
     existing = next(folder for folder in (path, *path.parents) if folder.exists())
     if os.access(existing, os.W_OK):
@@ -108,19 +111,12 @@ def check_folder(key: str, path: Path) -> Check:
     return Check(key, "missing", f"{existing} is not writable", f"set {key}=FOLDER")
 
 
-def _servers(config: RunConfig) -> Iterator[Check]:
-    from agent_rl.doctor.server_checks import check_servers
-
-    for found in check_servers(config):
-        yield Check(found.name, found.verdict, found.detail, found.advice)
-
-
 CONFIG_CHECKS: tuple[Callable[[RunConfig], Iterator[Check]], ...] = (
     check_policy,
     _chosen_sandbox,
     check_images,
     _run_root,
-    _servers,
+    check_servers,
     check_needs,
     check_ports,
 )

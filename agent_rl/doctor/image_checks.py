@@ -1,15 +1,15 @@
-"""What tasks with images need: the daemon, rows, images, disk, and room for the containers."""
+"""Check what tasks with images need: rows, the daemon, images, disk, room for the containers."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from agent_rl.config.schema import RunConfig
 from agent_rl.doctor.check import Check, counted, gib
-from agent_rl.errors import ConfigError, EmptySplitError
+from agent_rl.errors import ConfigError
+from agent_rl.tasks.images import ROWS
 from agent_rl.tasks.kinds import load_tasks
 from envs.errors import InfrastructureError
 from envs.images.task import ImageTask
@@ -24,8 +24,8 @@ _MAX_NAMED = 3
 
 
 def check_images(config: RunConfig) -> Iterator[Check]:
-    """Nothing for tasks without images. Data sets are not fetched: only files are read."""
-    if config.tasks.kind in ("repair", "module"):
+    """Check the daemon and the images of the tasks in a file; no data set is fetched."""
+    if config.tasks.kind not in ROWS:
         return
     tasks, finding = _rows(config)
     yield finding
@@ -43,7 +43,7 @@ def check_images(config: RunConfig) -> Iterator[Check]:
 
 
 def check_data_set(name: str, source: str) -> Check:
-    """The check ``name`` of rows that are no file's: whether ``source`` can be fetched."""
+    """Check, as ``name``, that the rows of ``source``, which is no file, can be fetched."""
     if importlib.util.find_spec("datasets") is None:
         detail = f"{source} is no file, and the datasets package is not installed"
         return Check(name, "missing", detail, _INSTALL_DATASETS)
@@ -52,21 +52,18 @@ def check_data_set(name: str, source: str) -> Check:
 
 
 def _rows(config: RunConfig) -> tuple[list[ImageTask], Check]:
+    """Read the tasks; what is wrong with them is told by a rule of the same name."""
     source = config.tasks.rows
     if not is_row_file(source):
-        return [], check_data_set("rows", source)
+        return [], check_data_set("tasks.rows", source)
     try:
         sets = load_tasks(config.tasks)
-    except EmptySplitError as error:
-        return [], Check("rows", "missing", error.fault.removeprefix("tasks.rows: "), error.remedy)
     except ConfigError as error:
-        detail = error.problems[0].removeprefix("tasks.rows: ")
-        verb = "correct" if Path(source).exists() else "write or copy"
-        return [], Check("rows", "missing", detail, f"{verb} {source}, or set tasks.rows")
+        return [], Check("tasks.rows", "missing", str(error), "correct it")
     heldout = sets.heldout[: config.eval.num_tasks]
     tasks = [task for task in (*sets.train, *heldout) if isinstance(task, ImageTask)]
     detail = f"{counted(len(sets.train), 'task')} to train on, {len(heldout)} held out"
-    return tasks, Check("rows", "ok", detail)
+    return tasks, Check("tasks.rows", "ok", detail)
 
 
 def _connect(config: RunConfig) -> tuple[Engine | None, Check]:

@@ -1,4 +1,4 @@
-"""What a configuration needs of this machine: policy, accelerators, memory, disk, ports, programs.
+"""Check what a configuration needs of this machine: policy, accelerators, memory, disk, ports.
 
 Nothing is started and nothing is downloaded, so it can be asked on any machine.
 """
@@ -10,50 +10,38 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from agent_rl.config.schema import RunConfig
-from agent_rl.config.suggestions import command_line
-from agent_rl.doctor.budget import Budget, budget, model_size
+from agent_rl.doctor.budget import Budget, budget
 from agent_rl.doctor.check import Check, counted, gib
 from agent_rl.doctor.known_models import KNOWN_MODELS
 from agent_rl.errors import ConfigError
-from agent_rl.model.families import read_shape
+from agent_rl.model.config_json import read_shape
 from agent_rl.model.policies import HUB_PREFIX, policy_folder
 from agent_rl.model.shape import ModelShape
 from agent_rl.trainer.workers.world import launcher, num_processes
 
 _CONNECT_TIMEOUT_S = 3.0
-_INSTALL_RAY = ".venv/bin/pip install -r requirements-cluster.lock"
 _INSTALL_TE = ".venv/bin/pip install --no-build-isolation 'transformer-engine[pytorch]'"
 _CHECK_SHARE = 0.9  # of a device's memory may be planned with
 
 
 def check_policy(config: RunConfig) -> Iterator[Check]:
-    """Whether the policy's files are here, and how to get them."""
-    path = config.policy.path
-    try:
-        folder = policy_folder(path)
-    except ConfigError as error:
-        name = path.removeprefix(HUB_PREFIX)
-        shape = KNOWN_MODELS.get(name)
-        size = f" ({gib(model_size(shape).total * 2)} in bfloat16)" if shape else ""
-        if path.startswith(HUB_PREFIX):
-            advice = f"{command_line('hf', 'download', name)}{size}"
-        else:
-            download = command_line("hf", "download", "ORG/NAME", "--local-dir", path)
-            advice = f"{download}, or set policy.path=hf:ORG/NAME"
-        yield Check("policy", "missing", error.problems[0].removeprefix("policy.path: "), advice)
-        return
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    yield Check("policy", "ok", f"{folder}, {gib(size)}")
+    """Say how large the policy's files are; a rule says when they are not here."""
+    with suppress(ConfigError):
+        folder = policy_folder(config.policy.path)
+        size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        yield Check("policy.path", "ok", f"{folder}, {gib(size)}")
 
 
 def check_needs(config: RunConfig) -> Iterator[Check]:
-    """Memory, accelerators and disk, from the model's shape."""
+    """Check memory, accelerators and disk, from the model's shape."""
     shape = _shape(config)
     if shape is None:
-        yield Check("memory", "warning", "unknown until the policy is here", "see policy above")
+        detail = "unknown without the policy"
+        yield Check("memory", "warning", detail, "see policy.path above")
         return
     need = budget(config, shape)
     yield from check_trainer_memory(config, need, gpu_memory(), _memory_bytes())
@@ -63,7 +51,7 @@ def check_needs(config: RunConfig) -> Iterator[Check]:
 
 
 def check_ports(config: RunConfig) -> Iterator[Check]:
-    """What the processes of a run talk through."""
+    """Check what the processes of a run talk through."""
     try:
         with socket.create_server(("127.0.0.1", 0)):
             pass
@@ -71,9 +59,6 @@ def check_ports(config: RunConfig) -> Iterator[Check]:
         yield Check("ports", "missing", f"127.0.0.1: {error}", "allow listening on the loopback")
     else:
         yield Check("ports", "ok", "the loopback device takes listeners")
-    if config.trainer.launcher == "ray" and importlib.util.find_spec("ray") is None:
-        yield Check("Ray", "missing", "not installed", _INSTALL_RAY)
-        return
     host, _, port = config.trainer.ray_address.partition(":")
     if port:
         try:
@@ -93,7 +78,7 @@ def _shape(config: RunConfig) -> ModelShape | None:
 
 
 def gpu_memory() -> list[int]:
-    """Bytes of every GPU here; empty where there is none or torch cannot see it."""
+    """Return the bytes of every GPU here; none where there is none or torch cannot see it."""
     if importlib.util.find_spec("torch") is None:
         return []
     import torch
@@ -105,7 +90,7 @@ def gpu_memory() -> list[int]:
 def check_trainer_memory(
     config: RunConfig, need: Budget, gpus: Sequence[int], memory: int
 ) -> Iterator[Check]:
-    """Whether ``gpus`` (bytes of each), or without any ``memory`` (bytes), hold the trainer."""
+    """Check that ``gpus`` (bytes of each), or without any ``memory`` (bytes), hold the trainer."""
     processes = num_processes(config.trainer)
     one = need.trainer_gpu + need.activations_gpu
     each = ", each" if processes > 1 else ":"
@@ -139,7 +124,7 @@ def check_trainer_memory(
 
 
 def _transformer_engine() -> Iterator[Check]:
-    """Megatron's faster layers, of use on GPUs alone."""
+    """Look for Megatron's faster layers, which are of use on GPUs alone."""
     if importlib.util.find_spec("transformer_engine") is None:
         detail = "not installed: Megatron falls back to torch's AdamW and unfused kernels"
         yield Check("transformer-engine", "warning", detail, f"where the GPUs are: {_INSTALL_TE}")
@@ -159,7 +144,7 @@ def _engine(config: RunConfig, need: Budget) -> Iterator[Check]:
         "ok",
         f"{counted(servers, 'server')} of {device}{' each' if servers > 1 else ''}; each "
         f"{'process' if on_cpu else 'GPU'} holds {gib(need.engine_gpu)} of weights, and "
-        f"{need.kv_token_gpu:,} bytes of keys and values a token: {gib(cache)} for "
+        f"{need.kv_token_gpu:,} bytes of keys and values per token: {gib(cache)} for "
         f"{counted(sequences, 'trajectory', 'trajectories')} at the longest",
     )
 
@@ -173,7 +158,7 @@ def _host_memory(config: RunConfig, need: Budget) -> Iterator[Check]:
     memory = _memory_bytes()
     detail = (
         f"{gib(need.weights)} for weights on their way to the engine, {gib(routing)} for routing "
-        f"rows ({need.routing_token:,} bytes a token); {gib(memory)} of memory here"
+        f"rows ({need.routing_token:,} bytes per token); {gib(memory)} of memory here"
     )
     enough = wanted <= memory * _CHECK_SHARE
     advice = "" if enough else f"a machine with at least {gib(wanted / _CHECK_SHARE)}"

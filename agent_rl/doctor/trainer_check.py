@@ -1,4 +1,4 @@
-"""Whether the trainer computes what it should on this machine's device, and what replay costs.
+"""Check that the trainer computes what it should on this machine's device, and what replay costs.
 
 ``agent-rl doctor --gpu`` runs it on a GPU, a test runs it small on a CPU: the checks know only
 the device that Megatron uses here. A random Qwen3-MoE is built twice, in Megatron under each layer
@@ -7,13 +7,12 @@ spec that works here and in transformers, and both are made to use the same rand
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,18 +20,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from agent_rl.config.schema import (
-    AgentConfig,
-    AlgorithmConfig,
-    OptimConfig,
-    RoutingConfig,
-    RunConfig,
-    TrainerConfig,
-)
+from agent_rl.bench.random_steps import Report, random_samples, step_config, time_rounds
+from agent_rl.config.schema import TrainerConfig
 from agent_rl.doctor.check import Check
+from agent_rl.model.config_json import read_shape
 from agent_rl.model.folders import FolderTensors
 from agent_rl.model.random_policy import write_random_policy
-from agent_rl.model.shape import ModelShape
 from agent_rl.run.warmstart.train import TinyMoEShape
 from agent_rl.trainer import cpu_backend, parallel
 from agent_rl.trainer.layer_spec import implementation
@@ -41,11 +34,8 @@ from agent_rl.trainer.model import build_model, transformer_config
 from agent_rl.trainer.param_maps import param_maps
 from agent_rl.trainer.router_replay import ReplayTable, RouterReplay
 from agent_rl.trainer.weights import export_like, load_weights
-from agent_rl.types import TrainSample
-from routing_cache import ArrayRows
 
 LayerSpec = Literal["portable", "transformer_engine"]
-Report = Callable[[str], None]
 
 # Largest relative difference from transformers in float32. Transformer Engine multiplies float32
 # matrices in TF32, which keeps 10 bits of each factor.
@@ -55,7 +45,7 @@ MAX_STEP_RATIO = 1.05  # step with replay over step without
 
 @dataclass(frozen=True)
 class Size:
-    """How large the checks are."""
+    """Sizes of the checks."""
 
     exact: TinyMoEShape  # the model that is compared with transformers
     timed: TinyMoEShape  # the one whose steps are timed
@@ -86,7 +76,7 @@ GPU_SIZE = Size(
 
 
 def layer_specs() -> list[LayerSpec]:
-    """The specs that work here."""
+    """Return the layer specs that work here."""
     if implementation("auto") == "transformer_engine":
         return ["portable", "transformer_engine"]
     return ["portable"]
@@ -98,126 +88,97 @@ def check_trainer(
     report: Report = lambda text: None,
     make_replay: Callable[..., RouterReplay] = RouterReplay,
 ) -> list[Check]:
-    """Replay exactness, gradients and speed under every layer spec that works here.
+    """Check replay, gradients and speed under every layer spec that works here.
 
     A check that fails has the verdict ``missing``; a ratio above the bar is a ``warning``.
     ``make_replay`` is what is checked; a test puts a broken one there.
     """
     parallel.initialize(TrainerConfig(), seed=0)
     checks: list[Check] = []
-    with tempfile.TemporaryDirectory(prefix="self-check-") as work, _full_float32():
+    with tempfile.TemporaryDirectory(prefix="trainer-check-") as work:
         exact = write_random_policy(Path(work) / "exact", shape=size.exact)
         timed = write_random_policy(Path(work) / "timed", shape=size.timed)
         for spec in layer_specs():
             report(f"{spec}: replay and gradients")
-            checks += _correctness(exact, spec, size, make_replay)
+            pair = _Pair(exact, spec, size, make_replay)
+            checks += [_own_choice(pair), *_forced_choice(pair)]
+            pair.replay.detach()
             report(f"{spec}: {size.num_rounds} rounds of steps with and without replay")
             checks.append(_speed(timed, spec, size))
     return checks
 
 
-@contextlib.contextmanager
-def _full_float32() -> Iterator[None]:
-    """Within: float32 products keep all bits also on devices that would round the factors."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 class _Pair:
     """One model in Megatron and in transformers, float32, and random experts for every token."""
 
-    def __init__(self, folder: Path, spec: LayerSpec, size: Size) -> None:
+    def __init__(
+        self, folder: Path, spec: LayerSpec, size: Size, make_replay: Callable[..., RouterReplay]
+    ) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.shape = ModelShape.from_folder(folder)
-        config = transformer_config(self.shape, TrainerConfig(layer_spec=spec))
-        self.model = build_model(self.shape, config)
-        self.maps = param_maps(self.model, self.shape)
+        torch.set_float32_matmul_precision("highest")
+        shape = read_shape(folder)
+        self.spec: LayerSpec = spec
+        self.model = build_model(shape, transformer_config(shape, TrainerConfig(layer_spec=spec)))
+        self.maps = param_maps(self.model, shape)
         load_weights(self.maps, FolderTensors(folder))
-        self.device = self.maps[0].parameters[0].device
+        self.replay = make_replay([self.model], num_experts=shape.num_experts, recompute=False)
+        device = self.maps[0].parameters[0].device
         loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.other: torch.nn.Module = loaded.to(self.device)
+        self.other: torch.nn.Module = loaded.to(device)
         generator = torch.Generator().manual_seed(0)
         batch = (size.num_sequences, size.length)
-        ids = torch.randint(0, self.shape.vocab_size, batch, generator=generator)
-        noise = torch.rand(
-            *batch, self.shape.num_layers, self.shape.num_experts, generator=generator
-        )
-        self.ids = ids.to(self.device)
-        self.rows = noise.argsort(dim=-1)[..., : self.shape.moe_top_k]  # [B, S, L, K]
+        self.ids = torch.randint(0, shape.vocab_size, batch, generator=generator).to(device)
+        noise = torch.rand(*batch, shape.num_layers, shape.num_experts, generator=generator)
+        chosen = noise.argsort(dim=-1)[..., : shape.moe_top_k]  # [B, S, L, K]
+        self.by_sequence = chosen.permute(2, 0, 1, 3).flatten(1, 2)  # [L, N, K], transformers
+        self.by_position = chosen.permute(2, 1, 0, 3).flatten(1, 2)  # [L, N, K], Megatron
 
-    def logits(self) -> torch.Tensor:
-        positions = torch.arange(self.ids.shape[1], device=self.device).expand_as(self.ids)
-        with cpu_backend.quiet():
+    def logits(self, micro_batch: int, **mode: bool) -> torch.Tensor:
+        positions = torch.arange(self.ids.shape[1], device=self.ids.device).expand_as(self.ids)
+        with self.replay.forward(micro_batch, **mode), cpu_backend.quiet():
             return self.model(self.ids, positions, None)
 
-    def in_order(self) -> torch.Tensor:
-        """The random rows as Megatron sees tokens, position-major: ``[L, N, K]``."""
-        return self.rows.permute(2, 1, 0, 3).flatten(1, 2)
+    def put(self, micro_batch: int, rows: torch.Tensor, *, present: bool = True) -> None:
+        """Give Megatron ``rows`` for every token, or for none of them."""
+        real = torch.full((rows.shape[1],), present)
+        self.replay.put(micro_batch, ReplayTable(rows, real, torch.zeros_like(real)))
 
     def force_transformers(self) -> None:
         """Have its routers choose the random rows; gates stay those of its live logits."""
         gates = [m for name, m in self.other.named_modules() if name.endswith("mlp.gate")]
-        for layer, gate in enumerate(gates):
-            chosen = self.rows[:, :, layer].flatten(0, 1).to(self.device)
-
-            def forced(
-                module: Any, args: Any, out: Any, chosen: torch.Tensor = chosen
-            ) -> tuple[torch.Tensor, ...]:
-                picked = out[0].float().softmax(-1).gather(1, chosen)
-                normalised = picked / picked.sum(-1, keepdim=True)
-                weights = normalised if self.shape.norm_topk_prob else picked
-                return out[0], weights.to(out[1].dtype), chosen
-
-            gate.register_forward_hook(forced)
+        for gate, rows in zip(gates, self.by_sequence.to(self.ids.device), strict=True):
+            gate.register_forward_hook(partial(_forced, rows))
 
 
-def _correctness(
-    folder: Path, spec: LayerSpec, size: Size, make_replay: Callable[..., RouterReplay]
-) -> Iterator[Check]:
-    pair = _Pair(folder, spec, size)
-    replay = make_replay([pair.model], num_experts=pair.shape.num_experts, recompute=False)
-    try:
-        yield _own_choice(pair, replay, spec)
-        yield from _forced_choice(pair, replay, spec)
-    finally:
-        replay.detach()
+def _forced(rows: torch.Tensor, module: Any, args: Any, out: Any) -> tuple[torch.Tensor, ...]:
+    """Replace a router's output, ``(logits, gates, experts)``; top-k gates sum to 1."""
+    picked = out[0].float().softmax(-1).gather(1, rows)
+    return out[0], (picked / picked.sum(-1, keepdim=True)).to(out[1].dtype), rows
 
 
-def _own_choice(pair: _Pair, replay: RouterReplay, spec: LayerSpec) -> Check:
+def _own_choice(pair: _Pair) -> Check:
     """Replaying what the routers choose anyway changes no more than a repeated forward does."""
-    rows = pair.in_order()
-    real = torch.ones(rows.shape[1], dtype=torch.bool)
     with torch.no_grad():
-        replay.put(0, ReplayTable(rows, ~real, ~real))
-        with replay.forward(0, record=True):
-            live = pair.logits()
-        with replay.forward(0):
-            again = pair.logits()
-        replay.put(1, ReplayTable(replay.recorded(0), real, ~real))
-        with replay.forward(1):
-            replayed = pair.logits()
+        pair.put(0, pair.by_position, present=False)
+        live = pair.logits(0, record=True)
+        again = pair.logits(0)
+        pair.put(1, pair.replay.recorded(0))
+        replayed = pair.logits(1)
     own, moved = _relative(again, live), _relative(replayed, live)
     return _judged(
-        f"{spec}: replay of the own choice",
+        f"{pair.spec}: replay of the own choice",
         moved <= 4 * own,
         f"off by {moved:.1e}; a repeated forward by {own:.1e}",
     )
 
 
-def _forced_choice(pair: _Pair, replay: RouterReplay, spec: LayerSpec) -> Iterator[Check]:
+def _forced_choice(pair: _Pair) -> Iterator[Check]:
     """Recorded experts, live gates: values and every gradient against transformers."""
-    rows, limit = pair.in_order(), TOLERANCE[spec]
-    real = torch.ones(rows.shape[1], dtype=torch.bool)
+    spec, limit = pair.spec, TOLERANCE[pair.spec]
     pair.force_transformers()
-    replay.put(2, ReplayTable(rows, real, ~real))
-    with replay.forward(2):
-        ours = pair.logits()
-    theirs: torch.Tensor = pair.other(pair.ids).logits
+    pair.put(2, pair.by_position)
+    ours, theirs = pair.logits(2), pair.other(pair.ids).logits
     off = _relative(ours, theirs)
     yield _judged(
         f"{spec}: replayed experts are used", off <= limit, f"off by {off:.1e}, limit {limit:.0e}"
@@ -242,7 +203,7 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """``|ours - theirs| / |theirs|`` in the Euclidean norm; infinite where it is no number."""
+    """Return ``|ours - theirs| / |theirs|``, Euclidean; infinite where it is no number."""
     ours, theirs = ours.detach().double(), theirs.detach().double()
     off = (ours - theirs).norm()
     relative = float(off / theirs.norm()) if off else 0.0
@@ -255,76 +216,34 @@ def _judged(name: str, passed: bool, detail: str) -> Check:
 
 
 def _speed(folder: Path, spec: LayerSpec, size: Size) -> Check:
-    """Steps in pairs, the order changing: a machine that is slow for a while is so for both."""
-    modes: tuple[Literal["off", "r3"], ...] = ("off", "r3")
+    """Compare the seconds of steps with and without replay, over rounds of both."""
     longest = 8 * size.length
-    trainers = {
-        mode: MegatronTrainer(
-            RunConfig(
-                agent=AgentConfig(max_tokens=longest),
-                routing=RoutingConfig(replay=mode, max_staleness=1_000_000),
-                algorithm=AlgorithmConfig(num_mini_steps=1),
-                optim=OptimConfig(lr=1e-8),
-                trainer=TrainerConfig(
-                    dtype=size.timed_dtype,
-                    layer_spec=spec,
-                    micro_batch_tokens=size.num_sequences * longest,
-                ),
-            ),
-            folder,
-        )
-        for mode in modes
-    }
+    settings = TrainerConfig(
+        dtype=size.timed_dtype,
+        layer_spec=spec,
+        micro_batch_tokens=size.num_sequences * longest,
+    )
+    off, r3 = (
+        MegatronTrainer(step_config(mode, longest, settings), folder) for mode in ("off", "r3")
+    )
     try:
-        samples = _own_rows(trainers["off"], size.num_sequences, longest)
-        ratios, seconds = [], dict.fromkeys(modes, 0.0)
-        for number in range(size.num_rounds + 1):
-            for mode in modes if number % 2 else reversed(modes):
-                seconds[mode] = _step_seconds(trainers[mode], samples)
-            if number:  # the first round warms up
-                ratios.append(seconds["r3"] / seconds["off"])
+        lengths, rng = [longest] * size.num_sequences, np.random.default_rng(0)
+        samples = random_samples(off, read_shape(folder).vocab_size, lengths, rng)
+        steps = {
+            "off": lambda: (off.step(samples), _wait()),
+            "r3": lambda: (r3.step(samples), _wait()),
+        }
+        _, wall = time_rounds(steps, size.num_rounds)
     finally:
-        for trainer in trainers.values():
-            trainer.close()
-    ratio = statistics.median(ratios)
-    tokens = size.num_sequences * (longest - 1)
+        off.close()
+        r3.close()
+    ratio = statistics.median(a / b for a, b in zip(wall["r3"], wall["off"], strict=True))
+    speed = size.num_sequences * (longest - 1) / wall["r3"][-1]
     detail = (
         f"with replay / without {ratio:.3f} (bar {MAX_STEP_RATIO}), "
-        f"{tokens / seconds['r3']:,.0f} tokens/s, {size.timed_dtype}"
+        f"{speed:,.0f} tokens/s, {size.timed_dtype}"
     )
     return Check(f"{spec}: step", "ok" if ratio <= MAX_STEP_RATIO else "warning", detail)
-
-
-def _own_rows(trainer: MegatronTrainer, count: int, length: int) -> list[TrainSample]:
-    """Random samples with the trainer's own routing: replay then computes what no replay does."""
-    rng = np.random.default_rng(0)
-    mask = np.arange(length) > 0
-    samples = [
-        TrainSample(
-            sample_id=f"sample-{number}",
-            token_ids=rng.integers(6, 190, length, dtype=np.int32),
-            loss_mask=mask,
-            rollout_logprobs=np.zeros(length, np.float32),
-            advantages=np.where(mask, np.float32(1 - 2 * (number % 2)), np.float32(0)),
-            weight_versions=(0,),
-        )
-        for number in range(count)
-    ]
-    layout, done = trainer.row_layout, []
-    scores = trainer.score(samples, "off", live_routing=True)
-    for sample, score in zip(samples, scores, strict=True):
-        assert score.live_experts is not None
-        rows = ArrayRows(layout, sample.token_ids, score.live_experts.astype(layout.dtype))
-        done.append(replace(sample, rollout_logprobs=score.logprobs, routed_experts=rows))
-    return done
-
-
-def _step_seconds(trainer: MegatronTrainer, samples: Sequence[TrainSample]) -> float:
-    _wait()
-    started = time.perf_counter()
-    trainer.step(samples)
-    _wait()
-    return time.perf_counter() - started
 
 
 def _wait() -> None:

@@ -1,4 +1,4 @@
-"""Model folders: safetensors with one tensor an expert, as transformers and the engines read them.
+"""Model folders: safetensors with one tensor per expert, as transformers and the engines read them.
 
 Inside the program experts are fused (``mlp.experts.gate_up_proj [E, 2I, H]``,
 ``mlp.experts.down_proj [E, H, I]``) and the MLP block is called ``mlp``; in folders the same
@@ -75,7 +75,7 @@ class FolderTensors:
         return name in self._plain or (prefix != name and prefix in self._experts)
 
     def part(self, name: str, axis: int, index: int, count: int) -> torch.Tensor:
-        """The ``index``-th of ``count`` equal parts along ``axis`` of a tensor."""
+        """Return the ``index``-th of ``count`` equal parts along ``axis`` of a tensor."""
         if name in self._plain:
             file, key = self._plain[name]
             return _slice(file.get_slice(key), axis, index, count)
@@ -111,7 +111,7 @@ def _slice(lazy: Any, axis: int, index: int, count: int) -> torch.Tensor:
 
 
 def _tensor_files(folder: Path) -> list[Path]:
-    """The files the index names, else all; some folders hold a second copy of the weights."""
+    """Return the files that the index names, else all: some folders hold the weights twice."""
     index = folder / INDEX
     if index.is_file():
         files = sorted(
@@ -146,7 +146,7 @@ def _inside(name: str) -> str:
 
 
 def read_folder(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a model folder, whole, experts fused."""
+    """Return all tensors of a model folder, whole, experts fused."""
     tensors = FolderTensors(folder)
     return {name: tensors.part(name, 0, 0, 1) for name in tensors.names()}
 
@@ -154,9 +154,9 @@ def read_folder(folder: Path) -> dict[str, torch.Tensor]:
 def folder_tensors(
     tensors: Mapping[str, torch.Tensor], names: HFNames, *, first_expert: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Fused tensors under the names of a folder, one tensor an expert, contiguous.
+    """Return fused tensors under the names of a folder, one tensor per expert, contiguous.
 
-    ``first_expert`` is the number of the first one where ``tensors`` holds a run of them.
+    ``first_expert`` is the number of the first expert in ``tensors``, which may hold a run of them.
     """
     gate, up, down = names.expert_parts
     out: dict[str, torch.Tensor] = {}

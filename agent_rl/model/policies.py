@@ -1,4 +1,4 @@
-"""Where the starting policy lies: a folder, one that ships, or one in the Hugging Face cache."""
+"""The folder of the starting policy: one that ships, any other, or one of Hugging Face's cache."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ HUB_PREFIX = "hf:"
 
 
 def builtin_policies() -> list[str]:
-    """Names that ``policy.path`` accepts beside folders."""
+    """Return the names that ``policy.path`` accepts beside folders."""
     folders = sorted(p.parent.name for p in _ASSETS.glob("*/config.json"))
     return [f"{_BUILTIN_PREFIX}{name}" for name in folders]
 
 
 def policy_folder(path: str) -> Path:
-    """The folder of ``path``. Nothing is downloaded.
+    """Return the folder of ``path``; downloads nothing.
 
-    Raises ``ConfigError`` when it cannot hold a policy; says how to get one.
+    Raises ``ConfigError`` when it holds no policy; says how to get one.
     """
     if path.startswith(_BUILTIN_PREFIX):
         if path not in builtin_policies():
@@ -34,16 +34,17 @@ def policy_folder(path: str) -> Path:
     folder = _cached(path.removeprefix(HUB_PREFIX)) if path.startswith(HUB_PREFIX) else Path(path)
     missing = _missing_files(folder)
     if missing:
-        on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not folder.exists()
-        hub = f"; if it is on the Hugging Face Hub: {HUB_PREFIX}{path}" if on_hub else ""
+        fetch = f"fetch it: {command_line('hf', 'download', 'ORG/NAME', '--local-dir', path)}"
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not folder.exists():
+            fetch = f"if it is on the Hugging Face Hub: {HUB_PREFIX}{path}"
         raise ConfigError(
-            [f"policy.path: got {path!r}, expected a folder with {missing[0]} in it{hub}"]
+            [f"policy.path: got {path!r}, expected a folder with {missing[0]} in it; {fetch}"]
         )
     return folder
 
 
 def _cached(repository: str) -> Path:
-    """The newest snapshot of a Hugging Face repository that is on this machine."""
+    """Return the newest snapshot of a Hugging Face repository that is on this machine."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -61,7 +62,7 @@ def _cached(repository: str) -> Path:
 
 
 def _missing_files(folder: Path) -> list[str]:
-    """What a policy needs and ``folder`` lacks; every shard of an index counts."""
+    """List what a policy needs and ``folder`` lacks; every shard of an index counts."""
     wanted = ["config.json", "tokenizer.json"]
     index = folder / "model.safetensors.index.json"
     if index.is_file():

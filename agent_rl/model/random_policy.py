@@ -1,4 +1,4 @@
-"""A randomly initialised tiny MoE with a tokenizer, as a Hugging Face folder: for engine checks.
+"""A random tiny MoE with a tokenizer, as a Hugging Face folder: for checks and benchmarks.
 
 Its routing is close to uniform and every token is likely, so a check of rows, log-probs and
 weights sees all experts, which a trained policy would not show.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from routing_cache import RowLayout
@@ -11,7 +10,7 @@ from routing_cache import RowLayout
 
 @dataclass(frozen=True)
 class RouterRule:
-    """How a family turns router logits into gates.
+    """The rule that turns router logits into gates.
 
     ``softmax``: over the chosen logits where ``normalise``, else over all before the choice.
     ``sigmoid``: scores of the chosen experts, divided by their sum, times ``scaling``; what the
@@ -51,11 +50,11 @@ class Yarn:
 
 @dataclass(frozen=True)
 class HFNames:
-    """What a family calls its parts, below ``model.layers.N.``.
+    """Names of a family's parts, below ``model.layers.N.``.
 
     Parameters carry transformers' names, experts fused (``mlp.experts.gate_up_proj [E, 2I, H]``).
-    ``folder_mlp`` and ``expert_parts`` are the names inside safetensors files, one tensor an
-    expert.
+    ``folder_mlp`` and ``expert_parts`` are the names inside safetensors files, which hold one
+    tensor per expert.
     """
 
     shared: str = "mlp.shared_experts."
@@ -65,7 +64,7 @@ class HFNames:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the trainer needs to know of a ``config.json``."""
+    """The sizes and rules of a model that the trainer builds it from."""
 
     vocab_size: int
     hidden_size: int
@@ -105,10 +104,3 @@ class ModelShape:
             num_experts=self.num_experts,
             moe_top_k=self.moe_top_k,
         )
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> ModelShape:
-        """Read ``folder/config.json``. Raises ``ConfigError`` naming what is not covered."""
-        from agent_rl.model.families import read_shape
-
-        return read_shape(folder)

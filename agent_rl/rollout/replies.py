@@ -1,4 +1,4 @@
-"""Whether a reply may be used: it covers what was asked, and its rows are this sequence's."""
+"""Checks of a completion: it covers what was asked, and its rows are this sequence's."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import numpy as np
 from agent_rl.errors import EngineError
 from agent_rl.types import Completion, GenerateRequest, RoutedRows
 from routing_cache import RowLayout
-
-# Rows computed anew share nearly all experts with the old ones; those of other tokens share about
-# moe_top_k / num_experts of them.
-MIN_SHARED = 0.75
+from routing_cache.agreement import MIN_SHARED, Agreement, compare_again
+from routing_cache.row_check import expected_rows
 
 
 def check_completion(request: GenerateRequest, completion: Completion) -> None:
     """Refuse a reply that does not cover exactly what was asked for.
 
     Rows must be those of ``[start, prompt + N - 1)``, or of more in front when the completion says
-    so itself (see ``check_overlap``): nothing is padded, cut or shifted here.
+    so itself (see ``check_overlap``): nothing is padded, cut or shifted here. None at all pass only
+    where the completion says that they were lost.
 
     Raises:
         EngineError: no token, log-probs of another length, or any other number of rows.
@@ -32,15 +31,15 @@ def check_completion(request: GenerateRequest, completion: Completion) -> None:
     if len(completion.logprobs) != num_new or not np.isfinite(completion.logprobs).all():
         raise EngineError(
             f"{where}: got {len(completion.logprobs)} log-probs for {num_new} tokens, or some "
-            "not finite; expected one finite value a token"
+            "not finite; expected one finite value per token"
         )
     start, rows = request.routed_experts_start, completion.routed_experts
-    if start is None:
+    if start is None or (rows is None and completion.rows_lost):
         return
     if 0 <= completion.routed_experts_start < start:
         # A session that moved to another engine: its rows of the whole prompt come again.
         start = completion.routed_experts_start
-    expected = len(request.token_ids) + num_new - 1 - start
+    expected = expected_rows(len(request.token_ids) + num_new, start)
     got = None if rows is None else len(rows)
     if got != expected or completion.routed_experts_start != start:
         raise EngineError(
@@ -52,7 +51,7 @@ def check_completion(request: GenerateRequest, completion: Completion) -> None:
 
 def check_overlap(
     stored: RoutedRows, num_stored: int, completion: Completion, layout: RowLayout
-) -> tuple[int, float]:
+) -> Agreement:
     """Compare rows that came again with those that are stored: they must be of the same tokens.
 
     The number of rows only says how many came. A start that is stated wrong, or another request's
@@ -62,25 +61,18 @@ def check_overlap(
         stored: rows of the sequence so far; ``num_stored`` of them.
         completion: checked by ``check_completion``; its rows ``[R, L or hidden layers, K]``.
 
-    Returns the number of rows compared and the share of their experts that are the same.
-
     Raises:
         EngineError: too few experts are the same although the same weights chose them.
     """
     start, rows = completion.routed_experts_start, completion.routed_experts
     if rows is None or start >= num_stored:
-        return 0, 1.0
-    if rows.shape[1] != layout.num_moe_layers:
-        rows = rows[:, list(layout.moe_layers)]
-    known, present = stored.gather(start=start, stop=num_stored)
-    known, again = known[present], rows[: num_stored - start][present]
-    if not len(known):
-        return 0, 1.0
-    shared = float((again[:, :, :, None] == known[:, :, None, :]).any(axis=3).mean())
-    if shared < MIN_SHARED and set(stored.weight_versions) == set(completion.weight_versions):
+        return Agreement(0, 1.0, True)
+    known, _ = stored.gather(start=start, stop=num_stored)
+    found = compare_again(known, rows[: num_stored - start], layout)
+    if not found.of_same_tokens and set(stored.weight_versions) == set(completion.weight_versions):
         raise EngineError(
             f"engine {completion.engine!r}: the rows from {start} to {num_stored} came again and "
-            f"are of other tokens: got {shared:.0%} of the stored experts, expected at least "
+            f"are of other tokens: got {found.shared:.0%} of the stored experts, expected at least "
             f"{MIN_SHARED:.0%}; it states another start than it used, or mixes up its requests"
         )
-    return len(known), shared
+    return found

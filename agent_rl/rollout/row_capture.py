@@ -37,21 +37,21 @@ class RowCapture:
     def record(self, prompt: TokenIds, completion: Completion) -> None:
         """Store the rows of a checked reply to ``prompt`` ``[T]``.
 
-        Raises EngineError for rows that came again and are of other tokens.
+        Bad rows become missing and are counted; those of a reply without any are asked for again
+        in the next turn. Raises EngineError for rows that came again and are of other tokens.
         """
-        session, rows = self._session, completion.routed_experts
+        session = self._session
         assert session is not None
-        if rows is not None:
-            self._compare(session, completion)
-            whole = np.concatenate([prompt, completion.token_ids]).astype(np.int32)
-            session.record(
-                whole[session.num_tokens :],
-                rows,
-                start=completion.routed_experts_start,
-                weight_version=completion.weight_versions[-1],
-                num_prefill=len(prompt) - completion.routed_experts_start,
-                turn=self._num_turns,
-            )
+        self._compare(session, completion)
+        whole = np.concatenate([prompt, completion.token_ids]).astype(np.int32)
+        session.record(
+            whole[session.num_tokens :],
+            completion.routed_experts,
+            start=completion.routed_experts_start,
+            weight_version=completion.weight_versions[-1],
+            num_prefill=len(prompt) - completion.routed_experts_start,
+            turn=self._num_turns,
+        )
         self._num_turns += 1
 
     def close(self, *, keep: bool) -> RoutedRows | None:
@@ -71,7 +71,8 @@ class RowCapture:
         if completion.routed_experts_start >= num_stored:
             return
         with session.lease() as stored:
-            compared, shared = check_overlap(stored, num_stored, completion, self._cache.layout)
-        self.details["rows_compared"] = compared + int(self.details.get("rows_compared", 0))
+            found = check_overlap(stored, num_stored, completion, self._cache.layout)
+        compared = int(self.details.get("rows_compared", 0))
+        self.details["rows_compared"] = found.num_compared + compared
         least = float(self.details.get("rows_shared_least", 1.0))
-        self.details["rows_shared_least"] = min(shared, least)
+        self.details["rows_shared_least"] = min(found.shared, least)

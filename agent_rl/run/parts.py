@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from agent_rl.config.rules.training import refuse, too_few_tasks
 from agent_rl.config.schema import RunConfig
-from agent_rl.errors import ConfigError
+from agent_rl.engines.configured import build_engine
 from agent_rl.loop import LoopParts
 from agent_rl.model.policies import policy_folder
 from agent_rl.protocols import Generator, Trainer
@@ -153,21 +154,14 @@ def assemble(config: RunConfig, *, on_rollout: OnProgress | None = None) -> Asse
         on_failure.callback(rollout.executor.shutdown)
         train = rollout.environments.admit(tasks.train)
         heldout = rollout.environments.admit(tasks.heldout[: config.eval.num_tasks])
-        algorithm = config.algorithm
-        if len(train) < algorithm.groups_per_step:
-            raise ConfigError(
-                [
-                    f"algorithm.groups_per_step: got {algorithm.groups_per_step}, expected at most "
-                    f"the {len(train)} training tasks that can be used"
-                ]
-            )
+        refuse(too_few_tasks(config, len(train)))
         trainer = TRAINERS[config.trainer.kind](config, policy_folder(config.policy.path))
         on_failure.pop_all()
     loop = LoopParts(
         config=config,
-        curriculum=Curriculum(train, algorithm.groups_per_step, config.seed),
+        curriculum=Curriculum(train, config.algorithm.groups_per_step, config.seed),
         collect=rollout.collector(
-            group_size=algorithm.group_size,
+            group_size=config.algorithm.group_size,
             temperature=config.sampling.temperature,
             on_progress=on_rollout,
         ),
@@ -185,7 +179,7 @@ def assemble_rollout(config: RunConfig, policy: Path | None = None) -> Rollout:
     environments = open_environments(config)
     with ExitStack() as on_failure:
         on_failure.callback(environments.close)
-        engine = ENGINES[config.engine.kind](config, folder)
+        engine = build_engine(config, folder)
         on_failure.pop_all()
     routing = RoutingCache(
         engine.row_layout,
@@ -194,25 +188,6 @@ def assemble_rollout(config: RunConfig, policy: Path | None = None) -> Rollout:
     )
     executor = ThreadPoolExecutor(config.sandbox.num_workers, thread_name_prefix="environment")
     return Rollout(config, engine, routing, renderer, environments, executor)
-
-
-def _local_engine(config: RunConfig, folder: Path) -> Generator:
-    from agent_rl.engines.local import LocalEngine
-
-    return LocalEngine(
-        folder,
-        dtype=config.engine.dtype,
-        max_sessions=config.engine.max_sessions,
-        max_tokens=config.agent.max_tokens,
-        num_threads=config.engine.num_threads,
-        capture_routing=config.engine.capture_routing,
-    )
-
-
-def _served_engine(config: RunConfig, folder: Path) -> Generator:
-    from agent_rl.engines.http.fleet import ServerFleet, fleet_spec
-
-    return ServerFleet(fleet_spec(config, folder))
 
 
 def _megatron_trainer(config: RunConfig, folder: Path) -> Trainer:
@@ -241,11 +216,6 @@ def _template_renderer(config: RunConfig, folder: Path) -> Renderer:
     return renderer
 
 
-ENGINES: dict[str, Callable[[RunConfig, Path], Generator]] = {
-    "local": _local_engine,
-    "sglang": _served_engine,
-    "vllm": _served_engine,
-}
 TRAINERS: dict[str, Callable[[RunConfig, Path], Trainer]] = {"megatron": _megatron_trainer}
 RENDERERS: dict[str, Callable[[RunConfig, Path], Renderer]] = {
     "compact": _compact_renderer,

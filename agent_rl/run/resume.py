@@ -27,6 +27,7 @@ TASKS = "tasks.json"
 # How a run is carried out, not what it computes: another machine, another number of ranks.
 MAY_CHANGE = re.compile(r"trainer\.(?!dtype$|kind$)\w+|train\.(save_every|keep_last|max_wall_s)")
 
+_MEANING = {"train.steps": " (the learning rate now decays to the later end)"}
 _PLACE = re.compile(r"name|run_root")  # the folder may have been moved
 _TASKS = re.compile(r"seed|tasks\.\w+|algorithm\.groups_per_step")  # which are asked, and when
 
@@ -79,8 +80,10 @@ def changes_since(folder: Path, config: RunConfig) -> list[str]:
         return []
     before = dict(_leaves(orjson.loads((folder / RECORD).read_bytes())))
     now = dict(_leaves(orjson.loads(orjson.dumps(asdict(config)))))
+    if config.optim.decay == "constant":
+        before.pop("train.steps", None)  # a longer run is the same one: no rate decays to its end
     changed = {
-        key: f"{key}: got={now[key]!r} expected={value!r}"
+        key: f"{key}: got={now[key]!r} expected={value!r}{_MEANING.get(key, '')}"
         for key, value in before.items()  # keys that only one version of this package has are left
         if key in now and now[key] != value
         if not (MAY_CHANGE.fullmatch(key) or _PLACE.fullmatch(key))

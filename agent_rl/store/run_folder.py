@@ -98,6 +98,11 @@ class RunFolder:
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_aside(self.summary_file, orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
 
+    def has_begun(self) -> bool:
+        """Return True once the run has left something that a resume would need."""
+        left = (self.metrics_file, self.checkpoints, self.path / "evaluation-before.json")
+        return any(path.exists() for path in left)
+
     def close(self) -> None:
         """Release the lock. Idempotent."""
         if self._lock >= 0:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from agent_rl.config.schema import AgentConfig, RunConfig, TasksConfig
-from agent_rl.tasks.base import Environments, TaskSets, tool_prompts
+from agent_rl.tasks.task_kind import Environments, TaskSets, tool_prompts
 from envs.actions import FORMATS, Prompts
-from envs.actions.action_grammar import TOOL_SPECS, ActionGrammar
+from envs.actions.grammars.function_calls import FunctionCallGrammar
+from envs.actions.tool_specs import WORKSPACE_TOOLS
 from envs.grading.case_runner import CaseRunner
 from envs.grading.memo_runner import MemoRunner
 from envs.sandbox.choose import choose
@@ -48,11 +49,11 @@ def open_environments(config: RunConfig) -> Environments:
 
 def episode_prompts(config: RunConfig, issue: str = "") -> Prompts:
     """Return the configured prompts with the tools of the work folder."""
-    return tool_prompts(config, issue, TOOL_SPECS, "the work folder")
+    return tool_prompts(config, issue, WORKSPACE_TOOLS, "the work folder")
 
 
-def _grammar(agent: AgentConfig) -> ActionGrammar | None:
+def _grammar(agent: AgentConfig) -> FunctionCallGrammar | None:
     """Return function calls for models with a chat template; None is the compact grammar."""
     if agent.renderer == "compact":
         return None
-    return ActionGrammar(FORMATS[agent.action_format]())
+    return FunctionCallGrammar(FORMATS[agent.action_format]())

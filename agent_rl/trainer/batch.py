@@ -23,11 +23,11 @@ from agent_rl.config.objective import Reduction
 from agent_rl.errors import ReplayError
 from agent_rl.trainer.grid import Grid, Part, packed_grid, padded_grid
 from agent_rl.trainer.router_replay import ReplayTable
-from agent_rl.types import TrainSample
-from routing_cache import RowLayout, spread_rows
+from agent_rl.types import Mask, Rows, TrainSample
+from routing_cache import RoutingCacheError, RowLayout, check_rows, spread_rows
+from routing_cache.row_check import expected_rows
 
 WHOLE = Part()
-_CHECKED = 1024  # rows checked for damage at one time
 # Weights and units of a whole sequence [T-1]: a context-parallel rank lays out a part of them.
 _Share = tuple[np.ndarray, np.ndarray]
 
@@ -78,7 +78,7 @@ class MicroBatch:
 
 def fed_tokens(sample: TrainSample) -> int:
     """Tokens of a sample that are fed forward: all but the last."""
-    return max(0, len(sample.token_ids) - 1)
+    return max(0, expected_rows(len(sample.token_ids)))
 
 
 def lay_out(
@@ -259,31 +259,35 @@ def _sample_rows(
             f"sample {sample.sample_id}: rows of another model or length, "
             f"got={rows.shape} present={present.shape} {expected=}"
         )
-    for first in range(0, len(rows), _CHECKED):  # in parts: the check needs 16 times their bytes
-        part = slice(first, first + _CHECKED)
-        tokens = start + first + np.flatnonzero(present[part])
-        _refuse_damage(sample, rows[part][present[part]], tokens, slots, layout)
+    refuse_damage(sample, rows, present, layout, start=start, slots=slots)
     return rows.astype(row_dtype(layout.num_experts), copy=False), present
 
 
-def _refuse_damage(
+def refuse_damage(
     sample: TrainSample,
-    kept: np.ndarray,
-    tokens: np.ndarray,
-    slots: tuple[int, ...],
+    rows: Rows,
+    present: Mask,
     layout: RowLayout,
+    *,
+    start: int,
+    slots: Sequence[int],
 ) -> None:
-    if not kept.size:
+    """Refuse rows ``[T, L, K]`` from token ``start`` on that say they are present and are damaged.
+
+    Raises ``ReplayError`` naming sample, token, global layer, ids and what they should be.
+    """
+    try:
+        check = check_rows(rows, layout, present)
+    except RoutingCacheError as error:
+        raise ReplayError(f"sample {sample.sample_id}: {error}") from error
+    if check.all_good:
         return
-    ordered = np.sort(kept.astype(np.int64), axis=-1)
-    broken = (ordered[..., -1] >= layout.num_experts) | (ordered[..., 0] < 0)
-    broken |= (ordered[..., 1:] == ordered[..., :-1]).any(axis=-1)
-    if not broken.any():
-        return
-    row, slot = (int(x[0]) for x in np.nonzero(broken))
+    row, slot = check.first_bad or (0, 0)
+    if check.bad is None and check.missing is not None:  # marked missing, yet called present
+        row = int(check.missing.argmax())
     raise ReplayError(
-        f"sample {sample.sample_id}: {int(broken.sum())} damaged rows, first at token "
-        f"{int(tokens[row])}, layer {layout.moe_layers[slots[slot]]}: "
-        f"got={kept[row, slot].tolist()} "
+        f"sample {sample.sample_id}: {check.num_bad + check.num_missing} damaged rows, first at "
+        f"token {start + row}, layer {layout.moe_layers[slots[slot]]}: "
+        f"got={rows[row, slot].tolist()} "
         f"expected={layout.moe_top_k} distinct ids below {layout.num_experts}"
     )

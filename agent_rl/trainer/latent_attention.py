@@ -51,7 +51,18 @@ class WholeLinear(MegatronModule):
         return F.linear(hidden, self.weight), None
 
 
-class LatentAttention(MLASelfAttention):
+class SpecifiedAttention(MLASelfAttention):
+    """Megatron's latent attention, of exactly the parts that its spec names."""
+
+    def _resolve_qk_norm_config(self, submodules: MLASelfAttentionSubmodules) -> dict[str, Any]:
+        """Return the parts by name; Megatron 0.16 calls nothing of this name and takes them so.
+
+        0.19.2 would put a norm before queries that are not compressed, which no family here has.
+        """
+        return vars(submodules)
+
+
+class LatentAttention(SpecifiedAttention):
     """Megatron's latent attention with down projections that are whole on every rank.
 
     Megatron accepts only its own classes for them in a layer spec; from what they return it tells

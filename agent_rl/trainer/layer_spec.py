@@ -13,6 +13,7 @@ import torch
 
 from agent_rl.errors import ConfigError
 from agent_rl.trainer import cpu_backend  # noqa: F401  # before megatron: quiet import
+from agent_rl.trainer.latent_attention import SpecifiedAttention
 from agent_rl.trainer.layers import portable_block_spec
 
 # isort: split
@@ -81,9 +82,13 @@ def _te_block_spec(config: TransformerConfig, vp_stage: int | None) -> Transform
 
 
 def _te_layer_spec(config: TransformerConfig, *, is_moe: bool) -> ModuleSpec:
-    return get_gpt_layer_with_transformer_engine_spec(
+    spec = get_gpt_layer_with_transformer_engine_spec(
         num_experts=config.num_moe_experts if is_moe else None,
         moe_grouped_gemm=True,
         qk_layernorm=config.qk_layernorm,
         multi_latent_attention=config.multi_latent_attention,
     )
+    if config.multi_latent_attention:
+        layer: Any = spec.submodules
+        layer.self_attention.module = SpecifiedAttention
+    return spec

@@ -20,8 +20,12 @@ from agent_rl.trainer.latent_attention import LatentAttention
 # isort: split
 from megatron.core import tensor_parallel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
@@ -156,6 +160,7 @@ class GroupedExperts(MegatronModule):
         config: TransformerConfig,
         submodules: Any = None,
         pg_collection: Any = None,
+        **unused: Any,
     ) -> None:
         super().__init__(config=config)
         self.weight1: torch.nn.Parameter
@@ -224,5 +229,15 @@ def _layer_spec(config: TransformerConfig, num_experts: int | None) -> ModuleSpe
     elif config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     if num_experts is not None:
-        layer.mlp.submodules.experts = ModuleSpec(module=GroupedExperts)
+        layer.mlp = _moe_spec()
     return spec
+
+
+def _moe_spec() -> ModuleSpec:
+    """A MoE layer with our experts: Megatron's own spec of it is of another type by version."""
+    dense: Any = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    shared: Any = ModuleSpec(module=SharedExpertMLP, submodules=dense)
+    experts: Any = ModuleSpec(module=GroupedExperts)
+    return ModuleSpec(
+        module=MoELayer, submodules=MoESubmodules(experts=experts, shared_experts=shared)
+    )

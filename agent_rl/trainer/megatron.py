@@ -22,8 +22,8 @@ import torch
 from agent_rl.config.objective import replays_rows
 from agent_rl.config.schema import RunConfig
 from agent_rl.errors import TrainerError
+from agent_rl.model.config_json import read_shape
 from agent_rl.model.folders import FolderTensors
-from agent_rl.model.shape import ModelShape
 from agent_rl.trainer import collectives, logprobs, parallel
 from agent_rl.trainer.batch import MicroBatch
 from agent_rl.trainer.ingest import check_samples, verify_samples
@@ -75,7 +75,7 @@ class MegatronTrainer:
         self._model_path = model_path
         self._loss = TotalLoss(config.algorithm)
         self._temperature = config.sampling.temperature or 1.0  # 0 is greedy, reported at 1
-        self._shape = ModelShape.from_folder(model_path)
+        self._shape = read_shape(model_path)
         transformer = transformer_config(self._shape, config.trainer)
         chunks = build_chunks(self._shape, transformer)
         self._maps = [m for chunk in chunks for m in param_maps(chunk, self._shape)]

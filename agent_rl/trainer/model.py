@@ -28,6 +28,7 @@ from megatron.core.transformer.transformer_config import (
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+@cpu_backend.quiet()  # what CUDA graphs cover: the default warns of itself
 def transformer_config(shape: ModelShape, trainer: TrainerConfig) -> TransformerConfig:
     """Megatron's configuration of the model under the trainer's layout and precision.
 
@@ -87,7 +88,6 @@ def transformer_config(shape: ModelShape, trainer: TrainerConfig) -> Transformer
         # unbatched exchange keeps activations and gradients apart.
         overlap_p2p_comm=trainer.virtual_pipeline > 1,
         batch_p2p_comm=trainer.virtual_pipeline == 1,
-        cuda_graph_scope=[],
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=trainer.dtype == "bfloat16",

@@ -49,6 +49,7 @@ class PolicyOptimizer:
     splits state and master weights over the data-parallel ranks, as the chunks were wrapped.
     """
 
+    @cpu_backend.quiet()
     def __init__(
         self,
         config: OptimConfig,

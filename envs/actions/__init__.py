@@ -1,24 +1,17 @@
-"""Action formats: text of a model to tool calls, and the prompts that teach them."""
+"""Actions of a model: tools, the grammars that write calls of them, and prompts that teach both."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from envs.actions.base import (
-    ActionFormat,
-    Argument,
-    CallError,
-    Parameter,
-    ParsedAction,
-    ToolCall,
-    ToolSpec,
-)
-from envs.actions.bash_block import BashBlock
-from envs.actions.hermes import HermesJson
+from envs.actions.calls import Argument, CallError, Parameter, ParsedAction, ToolCall, ToolSpec
+from envs.actions.grammars.action_format import ActionFormat
+from envs.actions.grammars.bash_block import BashBlock
+from envs.actions.grammars.hermes import HermesJson
+from envs.actions.grammars.r2e_xml import R2EXml
 from envs.actions.observation import head_and_tail, model_view
 from envs.actions.prompts import Prompts, load_prompts
-from envs.actions.r2e_xml import R2EXml
-from envs.actions.toolsets import R2E_TOOLS, SHELL_TOOLS, TOOL_SETS
+from envs.actions.tool_specs import R2E_TOOLS, SHELL_TOOLS, TOOL_SETS
 
 FORMATS: dict[str, Callable[[], ActionFormat]] = {
     "r2e_xml": R2EXml,

@@ -33,7 +33,7 @@ class ShellSandbox(Protocol):
 
 @dataclass(frozen=True)
 class MiniSweConfig:
-    """What the agent's templates may show."""
+    """Values that the agent's templates may show."""
 
     cwd: str
     timeout: float = 60.0
@@ -42,7 +42,7 @@ class MiniSweConfig:
 
 
 class MiniSweEnvironment:
-    """Runs the agent's commands in a container instead of on this machine.
+    """An environment that runs the agent's commands in a container, not on this machine.
 
     Output is decoded lossily, for the model's view; a command cut at the cap says so in its output.
     Raises InfrastructureError when the sandbox is gone, and mini-swe-agent's own ``Submitted`` when
@@ -77,7 +77,10 @@ class MiniSweEnvironment:
         return _reply(text, code, "")
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
-        """Variables of their prompt templates; the sandbox's system, not this machine's."""
+        """Return the variables of their prompt templates.
+
+        The sandbox's system, not this machine's.
+        """
         system = {"system": "Linux", "release": "", "version": "", "machine": "x86_64"}
         return {**asdict(self.config), **system, **self.config.variables, **kwargs}
 

@@ -7,18 +7,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from envs.actions.base import ActionFormat, CallError, ToolCall, ToolSpec
-from envs.actions.observation import unicode_only
+from envs.actions.calls import CallError, ToolCall, ToolSpec
+from envs.actions.container_tools import ContainerTools, ToolSettings
+from envs.actions.grammars.action_format import ActionFormat, answer
 from envs.base import Observation, Score
 from envs.errors import EpisodeError, PatchError
 from envs.images.grading import ImageGrader, Validation
 from envs.images.prepare import ImagePreparer, PreparedImage
 from envs.images.task import ImageTask
-from envs.images.tools import ImageTools, ToolSettings
 from envs.patches.git_patch import ExtractedPatch, PatchLimits, extract_patch
+from envs.sandbox.docker.docker_sandbox import DockerSandbox
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.options import DockerOptions
-from envs.sandbox.docker.sandbox import DockerSandbox
 
 log = logging.getLogger(__name__)
 _END_TOOLS = frozenset({"finish", "submit"})
@@ -26,7 +26,7 @@ _END_TOOLS = frozenset({"finish", "submit"})
 
 @dataclass(frozen=True)
 class ImageEnvParts:
-    """What every episode of a run shares."""
+    """Parts that every episode of a run shares."""
 
     host: DockerHost
     options: DockerOptions
@@ -39,7 +39,7 @@ class ImageEnvParts:
 
 
 class ImageEnv:
-    """The agent works in a container of the prepared image; its patch is graded in a fresh one.
+    """An episode in a container of the prepared image; the patch is graded in a fresh one.
 
     Example:
         >>> env = ImageEnv(task, parts)
@@ -55,7 +55,7 @@ class ImageEnv:
         self._task, self._parts, self._validation = task, parts, validation
         self._prepared: PreparedImage | None = None
         self._sandbox: DockerSandbox | None = None
-        self._tools: ImageTools | None = None
+        self._tools: ContainerTools | None = None
         self._patch: ExtractedPatch | None = None
         self._state: str = "new"
 
@@ -64,13 +64,13 @@ class ImageEnv:
         return self._task
 
     def reset(self) -> Observation:
-        """A fresh container. Raises InfrastructureError, HistoryLeakError."""
+        """Start over in a fresh container. Raises InfrastructureError, HistoryLeakError."""
         self._close_sandbox()
         parts = self._parts
         self._prepared = parts.preparer.prepare(self._task)
         options = replace(parts.options, workspace=self._task.repository)
         self._sandbox = DockerSandbox.start(parts.host, self._prepared.name, options)
-        self._tools = ImageTools(self._sandbox, parts.tool_settings)
+        self._tools = ContainerTools(self._sandbox, parts.tool_settings)
         self._patch = None
         self._state = "running"
         return Observation(self._task.issue)
@@ -82,35 +82,27 @@ class ImageEnv:
                 " expected reset() first"
             )
         parsed = self._parts.action_format.parse(action, self._parts.tools)
-        replies = [self._reply(call) for call in parsed.calls]
-        over = self._is_over()
+        replies: list[str] = []
+        over = False
+        for call in parsed.calls:
+            over = isinstance(call, ToolCall) and call.name in _END_TOOLS
+            replies.append("submitted" if over else _carry_out(call, self._tools))
+            if over:
+                self._state = "over"
+                break
         return Observation(
-            unicode_only(self._parts.action_format.results(parsed, replies)),
+            answer(self._parts.action_format, parsed, replies),
             done=over,
             stop_reason="submit" if over else "",
             malformed=parsed.malformed,
         )
 
-    def _is_over(self) -> bool:
-        return self._state == "over"
-
-    def _reply(self, call: ToolCall | CallError) -> str:
-        if self._is_over():
-            return "not run: the episode is over"
-        if isinstance(call, CallError):
-            return f"ERROR: {call.message}"
-        if call.name in _END_TOOLS:
-            self._state = "over"
-            return "submitted"
-        assert self._tools is not None
-        return self._tools.run(call)
-
     def patch(self) -> bytes:
-        """The difference to the work tree the agent got; empty when the agent destroyed it."""
+        """Return the diff to the work tree the agent got; empty when the agent destroyed it."""
         return self.extract().data
 
     def extract(self) -> ExtractedPatch:
-        """The patch with notes on what was left out. Taken once: the episode is over then."""
+        """Take the patch, once, with notes on what was left out; the episode is over then."""
         if self._patch is None:
             if self._sandbox is None or self._prepared is None:
                 raise EpisodeError("there is no work tree: got=patch() expected=reset() first")
@@ -144,7 +136,11 @@ class ImageEnv:
             self._sandbox = None
 
 
+def _carry_out(call: ToolCall | CallError, tools: ContainerTools) -> str:
+    return f"ERROR: {call.message}" if isinstance(call, CallError) else tools.run(call)
+
+
 def issue_text(problem_statement: str) -> str:
-    """The part between ``[ISSUE]`` and ``[/ISSUE]``, or all of it."""
+    """Return the part between ``[ISSUE]`` and ``[/ISSUE]``, or all of it."""
     match = re.search(r"\[ISSUE\](.*)\[/ISSUE\]", problem_statement, re.DOTALL)
     return (match.group(1) if match else problem_statement).strip()

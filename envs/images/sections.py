@@ -6,11 +6,10 @@ import re
 from dataclasses import dataclass
 
 from envs.errors import PatchError
+from envs.patches.quoting import unescape_path
 
 _HEADER = b"diff --git "
 _QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"')
-_ESCAPE = re.compile(rb"\\([0-7]{3}|.)")
-_LETTERS = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13}
 _REFUSED = (b"rename ", b"copy ", b"GIT binary patch", b"Binary files ")
 
 
@@ -26,7 +25,9 @@ class Section:
 
 
 def split_patch(patch: bytes) -> list[Section]:
-    """Every file's part, in order; together they are the patch. Raises PatchError.
+    """Split a patch into every file's part, in order; together they are the patch.
+
+    Raises PatchError.
 
     Inside a hunk every line starts with a blank, a sign or a backslash, so a header is never
     content. Renames, copies and binary hunks are refused: our own patches have none.
@@ -66,7 +67,7 @@ def _read_section(data: bytes) -> Section:
 
 
 def _file_name(line: bytes) -> bytes:
-    """The path in a ``---`` or ``+++`` line, empty for other lines and for /dev/null."""
+    """Return the path in a ``---`` or ``+++`` line, empty for other lines and for /dev/null."""
     if not line.startswith((b"--- ", b"+++ ")):
         return b""
     name = _unquote(line[4:].rstrip(b"\t"))
@@ -74,11 +75,14 @@ def _file_name(line: bytes) -> bytes:
 
 
 def _header_names(line: bytes) -> set[bytes]:
-    """Paths of the ``diff --git`` line; it is ambiguous only for renames, which are refused."""
+    """Return the paths of the ``diff --git`` line.
+
+    It is ambiguous only for renames, which are refused.
+    """
     rest = line[len(_HEADER) :]
     quoted = _QUOTED.findall(rest)
     if quoted:
-        return {_without_prefix(_unescape(name)) for name in quoted}
+        return {_without_prefix(unescape_path(name)) for name in quoted}
     half = len(rest) // 2
     first, second = rest[:half], rest[half + 1 :]
     return {_without_prefix(first), _without_prefix(second)}
@@ -96,14 +100,4 @@ def _without_prefix(name: bytes) -> bytes:
 
 def _unquote(name: bytes) -> bytes:
     match = _QUOTED.fullmatch(name)
-    return _unescape(match.group(1)) if match else name
-
-
-def _unescape(name: bytes) -> bytes:
-    def one(match: re.Match[bytes]) -> bytes:
-        code = match.group(1)
-        if len(code) == 3:
-            return bytes((int(code, 8),))
-        return bytes((_LETTERS[code],)) if code in _LETTERS else code
-
-    return _ESCAPE.sub(one, name)
+    return unescape_path(match.group(1)) if match else name

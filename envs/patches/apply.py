@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from envs.errors import PatchError, WorkspaceError
 from envs.patches.diff import split_lines
+from envs.patches.quoting import unescape_path
 from envs.paths import clean_path
 
 _HUNK = re.compile(rb"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
@@ -26,7 +27,6 @@ _REFUSED = (
     b"GIT binary patch",
     b"Binary files ",
 )
-_ESCAPED = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, "\\": 92}
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class FilePatch:
 
 
 def apply_patch(tree: Mapping[str, bytes], patch: bytes) -> dict[str, bytes]:
-    """The tree after the patch, all of it or, with PatchError, nothing."""
+    """Return the tree after the patch. Raises PatchError unless all of it applies."""
     result = dict(tree)
     for change in parse_patch(patch):
         _apply_file(result, change)
@@ -59,12 +59,12 @@ def apply_patch(tree: Mapping[str, bytes], patch: bytes) -> dict[str, bytes]:
 
 
 def touched_paths(patch: bytes) -> tuple[str, ...]:
-    """Paths that the patch creates, changes or deletes. Raises PatchError."""
+    """Return the paths that the patch creates, changes or deletes. Raises PatchError."""
     return tuple(change.path for change in parse_patch(patch))
 
 
 def parse_patch(patch: bytes) -> list[FilePatch]:
-    """Every file's change, in order. Raises PatchError when any line is out of place."""
+    """Read every file's change, in order. Raises PatchError when any line is out of place."""
     reader = _Reader(split_lines(patch))
     changes: list[FilePatch] = []
     while not reader.at_end:
@@ -126,7 +126,7 @@ def _parse_file(reader: _Reader) -> FilePatch:
 
 
 def _header_path(reader: _Reader) -> str:
-    """The path that both sides of ``diff --git`` name."""
+    """Return the path that both sides of ``diff --git`` name."""
     rest = reader.peek()[len(b"diff --git ") :]
     if not rest.endswith(b"\n"):
         raise reader.error("a newline after the header")
@@ -154,15 +154,10 @@ def _unquote(name: bytes, reader: _Reader) -> str:
     if len(name) < 2 or not name.endswith(b'"'):
         raise reader.error("a closing quote")
 
-    def value(match: re.Match[bytes]) -> bytes:
-        code = match[1].decode("latin-1")
-        if len(code) == 3:
-            return bytes([int(code, 8)])
-        if code not in _ESCAPED:
-            raise reader.error("a known escape")
-        return bytes([_ESCAPED[code]])
-
-    inner = re.sub(rb"\\([0-3][0-7]{2}|.)", value, name[1:-1], flags=re.DOTALL)
+    try:
+        inner = unescape_path(name[1:-1])
+    except PatchError as error:
+        raise reader.error("a known escape") from error
     return inner.decode("utf-8", "surrogateescape")
 
 
@@ -223,7 +218,7 @@ def _parse_hunk(reader: _Reader) -> Hunk:
 
 
 def _apply_file(tree: dict[str, bytes], change: FilePatch) -> None:
-    """Mutates ``tree``."""
+    """Apply one file's change; mutates ``tree``."""
     path, exists = change.path, change.path in tree
     if exists == change.creates:
         state = "there already" if exists else "absent"
@@ -258,7 +253,7 @@ def _apply_hunks(path: str, lines: list[bytes], hunks: Sequence[Hunk]) -> list[b
 
 
 def _find(lines: Sequence[bytes], fresh: Sequence[bool], hunk: Hunk) -> int | None:
-    """Git's search: the place named, then one line after, one before, two after, …
+    """Search as git does: the place named, then one line after, one before, two after, …
 
     A hunk that starts at line 1 applies at the beginning only, one without context at its end
     at the end only.

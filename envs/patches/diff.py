@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from envs.patches.quoting import quote_path
+
 _CONTEXT = 3
 _BINARY_PROBE_BYTES = 8000  # git's rule: a NUL byte in here makes a file binary
 _MAX_FILE_BYTES = 1 << 20
 _MAX_COMPARED_LINES = 20_000  # more changed lines than these are replaced as one block
 _NO_NEWLINE = b"\\ No newline at end of file\n"
-_ESCAPES = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
 
 Tree = Mapping[str, bytes]
 Opcode = tuple[str, int, int, int, int]  # as difflib has them: tag, old range, new range
@@ -26,7 +27,10 @@ class Diff:
 
 
 def diff_trees(base: Tree, current: Tree) -> Diff:
-    """What turns ``base`` into ``current``; empty when nothing that can be said has changed."""
+    """Return what turns ``base`` into ``current``.
+
+    Empty when nothing that can be said has changed.
+    """
     parts: list[bytes] = []
     skipped: list[tuple[str, str]] = []
     for path in sorted(base.keys() | current.keys()):
@@ -63,29 +67,13 @@ def _diff_file(path: str, before: bytes | None, after: bytes | None) -> bytes:
     return b"".join(head + body)
 
 
-def quote_path(path: str) -> bytes:
-    """Git's C-style quoting, where a path needs it."""
-    raw = path.encode("utf-8", "surrogateescape")
-    if not any(byte < 32 or byte in (34, 92, 127) for byte in raw):
-        return raw
-    out = bytearray(b'"')
-    for byte in raw:
-        if byte in _ESCAPES:
-            out += b"\\" + _ESCAPES[byte].encode()
-        elif byte < 32 or byte == 127:
-            out += b"\\%03o" % byte
-        else:
-            out.append(byte)
-    return bytes(out + b'"')
-
-
 def _tabbed(path: bytes) -> bytes:
-    """With a space in it the name would otherwise end at the space."""
+    """Put a tab behind a path with a space: the name would otherwise end at the space."""
     return path + b"\t" if b" " in path and not path.startswith(b'"') else path
 
 
 def split_lines(data: bytes) -> list[bytes]:
-    """Lines with their newline; only a line feed ends a line."""
+    """Split into lines with their newline; only a line feed ends a line."""
     parts = data.split(b"\n")
     lines = [part + b"\n" for part in parts[:-1]]
     return [*lines, parts[-1]] if parts[-1] else lines
@@ -96,7 +84,7 @@ def _hunks(old: Sequence[bytes], new: Sequence[bytes]) -> list[bytes]:
 
 
 def _grouped(codes: Sequence[Opcode]) -> list[list[Opcode]]:
-    """Changes with up to three equal lines around them; those further apart are separate."""
+    """Group changes with up to three equal lines around them; those further apart are separate."""
     groups: list[list[Opcode]] = [[]]
     for number, (tag, i1, i2, j1, j2) in enumerate(codes):
         if tag != "equal":
@@ -117,7 +105,7 @@ def _grouped(codes: Sequence[Opcode]) -> list[list[Opcode]]:
 
 
 def _opcodes(old: Sequence[bytes], new: Sequence[bytes]) -> list[Opcode]:
-    """Difflib's, with the equal ends set aside first: a small edit of a long file stays cheap."""
+    """Compare by difflib, equal ends set aside first: a small edit of a long file stays cheap."""
     shorter = min(len(old), len(new))
     head = 0
     while head < shorter and old[head] == new[head]:

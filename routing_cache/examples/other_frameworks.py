@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from routing_cache import RoutingCache, RowLayout, RowsLease, spread_rows
-from routing_cache.routed_experts import Rows
+from routing_cache.layout import Rows
 
 
 def complete_rows(lease: RowsLease) -> Rows:

@@ -7,7 +7,7 @@ source "$here/env.sh"
 venv=$AGENT_RL_DOCKER_DIR/mini-venv
 if ! "$venv/bin/python" -c 'import minisweagent, docker, numpy' >/dev/null 2>&1; then
   say "installing mini-swe-agent"
-  "${PYTHON:-.venv/bin/python}" -m venv "$venv"
+  "${VENV:-.venv}/bin/python" -m venv "$venv"
   "$venv/bin/pip" install -q 'mini-swe-agent>=2.4,<3' 'docker>=7.1' numpy >&2 ||
     die "mini-swe-agent could not be installed"
 fi

@@ -23,8 +23,8 @@ from envs.images.grading import ImageGrader  # noqa: E402
 from envs.images.prepare import ImagePreparer  # noqa: E402
 from envs.patches.git_patch import extract_patch  # noqa: E402
 from envs.sandbox.docker.docker_py import DockerPyEngine  # noqa: E402
+from envs.sandbox.docker.docker_sandbox import DockerSandbox  # noqa: E402
 from envs.sandbox.docker.host import DockerHost  # noqa: E402
-from envs.sandbox.docker.sandbox import DockerSandbox  # noqa: E402
 from envs.tasks.r2e_gym import make_task  # noqa: E402
 
 FIX = CALC.fix["calc/__init__.py"]

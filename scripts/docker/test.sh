@@ -15,7 +15,7 @@ trap finish EXIT
 
 "$here/start.sh" >/dev/null
 "$here/base_image.sh"
-python=${PYTHON:-.venv/bin/python}
+python=${VENV:-.venv}/bin/python
 "$python" -c 'import swebench' 2>/dev/null \
   || "$python" -m pip install --quiet --disable-pip-version-check -r requirements-eval.lock
 OMP_NUM_THREADS=1 "$python" -m pytest -m docker "$@"

@@ -9,6 +9,6 @@ engines=("$@")
 export OMP_NUM_THREADS=1 AGENT_RL_RECORD=1
 for engine in "${engines[@]}"; do
     scripts/engines/install.sh "$engine"
-    AGENT_RL_REAL_ENGINES=$engine .venv/bin/python -m pytest \
+    AGENT_RL_REAL_ENGINES=$engine "${VENV:-.venv}/bin/python" -m pytest \
         tests/agent_rl/engines/contract/test_contract.py -k real
 done

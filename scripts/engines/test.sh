@@ -14,6 +14,6 @@ for engine in "${engines[@]}"; do
 done
 export OMP_NUM_THREADS=1
 for engine in "${engines[@]}"; do  # one after the other: two cores carry one server
-    AGENT_RL_REAL_ENGINES=$engine .venv/bin/python -m pytest tests/agent_rl/engines/contract \
+    AGENT_RL_REAL_ENGINES=$engine "${VENV:-.venv}/bin/python" -m pytest tests/agent_rl/engines/contract \
         -k "real or failures"
 done

@@ -3,5 +3,6 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 export OMP_NUM_THREADS=1
-AGENT_RL_PARALLEL_TABLE=tests/agent_rl/parallel/RESULTS.md \
-    "${PYTHON:-.venv/bin/python}" -m pytest -m parallel tests/agent_rl/parallel "$@"
+venv=${VENV:-.venv}
+AGENT_RL_PARALLEL_TABLE=tests/agent_rl/parallel/RESULTS${venv#.venv}.md \
+    "$venv/bin/python" -m pytest -m parallel tests/agent_rl/parallel "$@"

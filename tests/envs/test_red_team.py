@@ -13,14 +13,14 @@ import pytest
 from affine_repo import FIXED, affine_task
 
 from envs.actions import BashBlock
-from envs.actions.action_grammar import ActionGrammar
+from envs.actions.grammars.function_calls import FunctionCallGrammar
 from envs.grading.case_runner import CaseRunner
 from envs.grading.grade import grade
 from envs.patches.diff import diff_trees
 from envs.sandbox.choose import choose
 from envs.sandbox.launch import SandboxSpec
 from envs.sandbox.pool import SandboxPool
-from envs.sandbox.sandbox import WorkerSandbox
+from envs.sandbox.worker_sandbox import WorkerSandbox
 from envs.swe import SweEnv
 
 WRONG = "def affine(x):\n    return 0\n"
@@ -345,7 +345,7 @@ def test_a_shell_earns_nothing_either(command: str, judge: CaseRunner) -> None:
     env = SweEnv(
         affine_task(),
         judge,
-        grammar=ActionGrammar(BashBlock()),
+        grammar=FunctionCallGrammar(BashBlock()),
         start_sandbox=lambda: WorkerSandbox(SandboxSpec("bubblewrap")),
     )
     env.reset()

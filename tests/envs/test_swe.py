@@ -8,14 +8,15 @@ import pytest
 from affine_repo import FIXED, affine_task
 
 from envs.actions import HermesJson
-from envs.actions.action_grammar import TOOL_SPECS, ActionGrammar
+from envs.actions.grammars.function_calls import FunctionCallGrammar
+from envs.actions.tool_specs import WORKSPACE_TOOLS
 from envs.base import Env
 from envs.errors import EpisodeError, InfrastructureError
 from envs.grading.case_runner import CaseRunner
 from envs.patches.apply import apply_patch
 from envs.sandbox.launch import SandboxSpec
 from envs.sandbox.pool import SandboxPool
-from envs.sandbox.sandbox import WorkerSandbox
+from envs.sandbox.worker_sandbox import WorkerSandbox
 from envs.swe import SweEnv
 from envs.tasks.repair import take
 from envs.tasks.repair_demos import DemoSkill, demonstrate
@@ -103,7 +104,7 @@ def large_env(case_runner: CaseRunner) -> SweEnv:
     return SweEnv(
         affine_task(),
         case_runner,
-        grammar=ActionGrammar(HermesJson()),
+        grammar=FunctionCallGrammar(HermesJson()),
         start_sandbox=lambda: WorkerSandbox(SandboxSpec("bubblewrap")),
     )
 
@@ -166,8 +167,8 @@ def test_malformed_calls_are_answered_and_change_nothing(
 
 
 def test_each_tool_is_on_offer_and_described() -> None:
-    names = [spec.name for spec in TOOL_SPECS]
+    names = [spec.name for spec in WORKSPACE_TOOLS]
     assert names == ["view", "search", "replace_lines", "edit", "create", "bash", "test", "submit"]
     assert all(
-        spec.description and all(p.description for p in spec.parameters) for spec in TOOL_SPECS
+        spec.description and all(p.description for p in spec.parameters) for spec in WORKSPACE_TOOLS
     )

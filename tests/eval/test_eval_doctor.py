@@ -1,4 +1,4 @@
-"""What the doctor says of a SWE-bench configuration: every part that is there, and that is not."""
+"""The doctor on a SWE-bench configuration: every part that is there, and that is not."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ def test_a_script_or_an_engine_as_the_model(tmp_path: Path, programs) -> None:
     run = tmp_path / "run.yaml"
     run.write_text("policy: {path: builtin:tiny_moe}\n")
     engine = replace(config, model=ModelConfig(kind="engine", engine=str(run)))
-    assert found(engine)["policy"].verdict == "ok"
+    assert found(engine)["policy.path"].verdict == "ok"
     run.write_text(f"policy: {{path: {tmp_path}/nothing}}\n")
-    assert found(engine)["policy"].verdict == "missing"
+    assert found(engine)["policy.path"].verdict == "missing"
     run.write_text("polizy: {}\n")
     assert "did you mean policy" in found(engine)["model.engine"].detail

@@ -19,9 +19,9 @@ from envs.base import Score
 from envs.images.environments import ImageSettings
 from envs.images.grading import ImageGrader
 from envs.sandbox.docker.docker_py import DockerPyEngine
+from envs.sandbox.docker.docker_sandbox import DockerSandbox
 from envs.sandbox.docker.host import DockerHost, HostLimits
 from envs.sandbox.docker.options import DockerOptions
-from envs.sandbox.docker.sandbox import DockerSandbox
 from envs.tasks import r2e_gym, swebench
 from envs.tasks.from_repository.images import check_images
 from envs.tasks.from_repository.made_task import MadeTask

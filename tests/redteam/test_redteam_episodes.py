@@ -22,11 +22,11 @@ from envs.images.prepare import ImagePreparer
 from envs.images.task import ImageTask
 from envs.patches.git_history import hide_future
 from envs.patches.git_patch import extract_patch, take_baseline
+from envs.sandbox.docker.docker_sandbox import DockerSandbox
 from envs.sandbox.docker.host import DockerHost
-from envs.sandbox.docker.sandbox import DockerSandbox
 from envs.sandbox.launch import SandboxSpec
 from envs.sandbox.limits import SandboxLimits
-from envs.sandbox.sandbox import WorkerSandbox
+from envs.sandbox.worker_sandbox import WorkerSandbox
 from envs.tasks.r2e_gym import make_task
 
 pytestmark = pytest.mark.docker

@@ -1,27 +1,20 @@
-"""No change of files without the fix earns the reward, on Docker and on bubblewrap."""
+"""No change of files without the fix earns the reward of an image task."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from attacks import ATTACKS, MODULE, NAMES, SOURCE, TESTS, Attack
+from attacks import ATTACKS, MODULE, SOURCE, TESTS, Attack
 from r2e_specimens import CALC, SMALL, make_image, make_row
 from redteam_report import Attempt
 
-from envs.base import Score, Task
+from envs.base import Score
 from envs.grading.control import turn_wrong
-from envs.grading.controlled_runner import ControlledRunner
-from envs.grading.grade import grade
-from envs.grading.pytest_runner import PytestRunner
 from envs.images.grading import ImageGrader, Validation
-from envs.images.task import IMAGE_PROTECTED, ImageTask
+from envs.images.task import ImageTask
 from envs.patches.diff import diff_trees
-from envs.sandbox.choose import choose
 from envs.sandbox.docker.host import DockerHost
-from envs.sandbox.launch import SandboxSpec
-from envs.sandbox.pool import SandboxPool
 from envs.tasks.r2e_gym import make_task
 
 pytestmark = pytest.mark.docker
@@ -66,29 +59,6 @@ def validation(image_task: ImageTask, grader: ImageGrader) -> Validation:
     return grader.check(image_task)
 
 
-@pytest.fixture(scope="module")
-def plain_task() -> Task:
-    files = {path: text.encode() for path, text in CALC.files.items()}
-    return Task(
-        task_id="calc",
-        issue=CALC.issue,
-        files=files,
-        focus_path=MODULE,
-        visible_tests=("tests/test_calc.py",),
-        hidden_files={"r2e_tests/test_1.py": TESTS.encode()},
-        expected={f"r2e_tests/test_1.py::TestCalc::{name}": "PASSED" for name in NAMES},
-        solution=b"",
-        protected=IMAGE_PROTECTED,
-    )
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[ControlledRunner]:
-    pool = SandboxPool(choose(SandboxSpec("bubblewrap", site_packages=True)), num_workers=1)
-    yield ControlledRunner(PytestRunner(pool))
-    pool.close()
-
-
 def note(attempts: list[Attempt], sandbox: str, name: str, score: Score) -> None:
     attempts.append(Attempt(sandbox, name, score.reward, score.reason, score.protected_touched))
 
@@ -108,28 +78,12 @@ def test_on_docker(
     assert score.reason
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
-def test_on_bubblewrap(
-    attack: Attack, plain_task: Task, runner: ControlledRunner, attempts: list[Attempt]
-) -> None:
-    score = grade(plain_task, patch_of(attack), runner)
-    note(attempts, "bubblewrap", attack.name, score)
-    assert score.status == "graded"
-    assert score.reward == 0.0
-    assert score.reason
-
-
-def test_the_fix_itself_earns_it_on_both(
-    image_task: ImageTask,
-    grader: ImageGrader,
-    validation: Validation,
-    plain_task: Task,
-    runner: ControlledRunner,
+def test_the_fix_itself_earns_it(
+    image_task: ImageTask, grader: ImageGrader, validation: Validation
 ) -> None:
     patch = patch_of(Attack("fix", {MODULE: FIX}))
     score = grader.grade(image_task, patch, validation)
     assert (score.reward, score.protected_touched) == (1.0, ()), score
-    assert grade(plain_task, patch, runner).reward == 1.0
     with_a_test = patch + patch_of(Attack("test", {"tests/test_new.py": "def test(): pass\n"}))
     touched = grader.grade(image_task, with_a_test, validation)
     assert (touched.reward, touched.protected_touched) == (1.0, ("tests/test_new.py",))

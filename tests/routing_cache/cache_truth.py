@@ -8,10 +8,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from routing_cache import RoutingCache, RowLayout, RowsLease
+from routing_cache.layout import Rows
 from routing_cache.radix_tree import TOKEN_BYTES, Node
-from routing_cache.routed_experts import Rows
 from routing_cache.row_index import RowIndex
-from routing_cache.segments import Slab
+from routing_cache.row_segments import Slab
 
 LAYOUT = RowLayout(num_hidden_layers=3, moe_layers=(1, 2), num_experts=16, moe_top_k=2)
 TOY = RowLayout(num_hidden_layers=4, moe_layers=(1, 2, 3), num_experts=8, moe_top_k=2)
@@ -49,7 +49,7 @@ def check_integrity(
     """
     num_nodes = edge_bytes = 0
     leaves = set()
-    for version, tree in cache.trees():
+    for version, tree in cache.core.trees.items():
         check_recent_child(tree.root)
         for node in tree.nodes():
             check_recent_child(node)
@@ -61,7 +61,7 @@ def check_integrity(
             assert node.edge
             assert node.start == node.parent.end
             assert node.parent.children[node.edge[:TOKEN_BYTES]] is node
-            tokens = tuple(np.frombuffer(tree.key(node), np.int32).tolist())
+            tokens = tuple(np.frombuffer(key_of(node), np.int32).tolist())
             position = node.start
             for segment in node.payload.segments:
                 assert position <= segment.start < segment.stop <= node.end
@@ -76,10 +76,15 @@ def check_integrity(
             if node.payload.prefix_known:
                 for step in tree.path(node):
                     assert step.payload.known_until(step.start) == step.end
-    assert cache.lru.num_nodes == num_nodes
-    assert cache.lru.edge_bytes == edge_bytes
+    assert cache.core.lru.num_nodes == num_nodes
+    assert cache.core.lru.edge_bytes == edge_bytes
     check_order_of_eviction(cache, leaves)
     check_pins_and_bytes(cache, leases)
+
+
+def key_of(node: Node[RowIndex]) -> bytes:
+    """Return the whole key from the root to the end of ``node``."""
+    return key_of(node.parent) + node.edge if node.parent is not None else b""
 
 
 def check_recent_child(node: Node[RowIndex]) -> None:
@@ -90,33 +95,33 @@ def check_recent_child(node: Node[RowIndex]) -> None:
 
 def check_order_of_eviction(cache: RoutingCache, leaves: set[Node[RowIndex]]) -> None:
     """Every leaf stands in the order once, or waits for a slab that is pinned or just came free."""
-    queued = [node for _, _, node in cache.lru._queue]
+    queued = [node for _, _, node in cache.core.lru._queue]
     assert len(set(queued)) == len(queued)
     assert all(node.queued for node in queued)
-    assert sum(node.parent is None for node in queued) == cache.lru._num_gone
-    assert all(last_used <= node.last_used for last_used, _, node in cache.lru._queue)
+    assert sum(node.parent is None for node in queued) == cache.core.lru._num_gone
+    assert all(last_used <= node.last_used for last_used, _, node in cache.core.lru._queue)
     waiting = set()
-    for slab, nodes in cache.evictor._aside.items():
+    for slab, nodes in cache.core.evictor._aside.items():
         waiting |= set(nodes)
-        assert slab.awaited == (slab.pins > 0) or slab in cache.store._unpinned
+        assert slab.awaited == (slab.pins > 0) or slab in cache.core.store._unpinned
     assert leaves <= set(queued) | waiting
 
 
 def check_pins_and_bytes(cache: RoutingCache, leases: Iterable[RowsLease] | None) -> None:
     pinned: Counter[Slab] = Counter()
-    for session in cache._sessions.values():
+    for session in cache.core.open_sessions:
         pinned.update(session._pinned)
         assert {s.slab for s in session._segments} == session._pinned
     for lease in leases or ():
         pinned.update(*lease._held)
     num_bytes = 0
-    for slab in cache.store._slabs:
+    for slab in cache.core.store._slabs:
         assert slab.pins == pinned[slab] if leases is not None else slab.pins >= pinned[slab]
         assert slab.used <= len(slab.rows)
         num_bytes += 0 if slab.spilled else slab.rows.nbytes
         num_bytes += 0 if slab.digests is None else slab.digests.nbytes
-    assert cache.store.memory_bytes >= num_bytes
+    assert cache.core.store.memory_bytes >= num_bytes
     if leases is not None:
-        assert cache.store.memory_bytes == num_bytes
-        token_bytes = sum(session.token_bytes for session in cache._sessions.values())
-        assert cache.held_bytes() == num_bytes + token_bytes + cache.lru.num_bytes
+        assert cache.core.store.memory_bytes == num_bytes
+        token_bytes = sum(session.token_bytes for session in cache.core.open_sessions)
+        assert cache.held_bytes() == num_bytes + token_bytes + cache.core.lru.num_bytes

@@ -26,8 +26,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from routing_cache import PackedRows, RoutingCache, RoutingCacheError, RowLayout, pack
+from routing_cache.batch_format import _COUNTS, _PREFIX
 from routing_cache.codec import decode, encode, header
-from routing_cache.pack_format import _COUNTS, _PREFIX
 from routing_cache.payload_arrays import read_npy
 from routing_cache.payloads import EngineForm, read_flat, read_rows, read_sglang, read_vllm
 

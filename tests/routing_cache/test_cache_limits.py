@@ -22,9 +22,9 @@ from routing_cache import (
     RowLayout,
     RowsLease,
 )
+from routing_cache.batch_format import _COUNTS, _PREFIX
 from routing_cache.codec import decode, encode, header
 from routing_cache.digest import Digester
-from routing_cache.pack_format import _COUNTS, _PREFIX
 from routing_cache.payload_arrays import read_npy
 from routing_cache.payloads import read_flat, read_sglang, read_vllm
 from routing_cache.probe import ProbeReply, ProbeRequest, probe
@@ -246,7 +246,7 @@ class TestTheBudgetBoundsEverything:
         more = np.concatenate([rows, random_rows(rng, 5_000, TOY)])
         with pytest.raises(BudgetError):
             second.record(np.arange(5_100), more, start=0, weight_version=1, num_prefill=5_099)
-        assert all(slab.pins == 0 for slab in cache.store._slabs)
+        assert all(slab.pins == 0 for slab in cache.core.store._slabs)
         check = second.num_tokens, second.num_rows
         assert check == (0, 0)
         second.record(np.arange(100), rows, start=0, weight_version=1, num_prefill=99)

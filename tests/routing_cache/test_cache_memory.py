@@ -242,9 +242,9 @@ def test_an_entry_that_grows_again_after_an_eviction_does_not_claim_new_rows() -
         )
         session.close()
     assert cache.match([2], {1}) == (1, 1, (1,))
-    stem = cache.tree(1).root.children[np.int32(2).tobytes()]
+    stem = cache.core.tree(1).root.children[np.int32(2).tobytes()]
     for leaf in list(stem.children.values()):
-        cache.lru.remove(leaf)
+        cache.core.lru.remove(leaf)
     fill(cache, 2, 5).close()
     assert cache.match([2, 1, 2, 3, 4], {1}) == (5, 4, (1,))
     check_integrity(cache)
@@ -260,7 +260,7 @@ def test_pinned_leaves_are_passed_once_and_come_back_when_their_pins_go() -> Non
     for first in range(1000, 1200):
         fill(cache, first, 50).close()
     assert cache.stats().rows_evicted > 0
-    in_order = {node for _, _, node in cache.lru._queue}
+    in_order = {node for _, _, node in cache.core.lru._queue}
     assert not any(node.payload.pinned_slab() for node in in_order)
     check_integrity(cache, leases)
     rows_of(cache, 110, 50)  # used last: goes after the others

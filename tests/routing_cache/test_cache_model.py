@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cache_truth import LAYOUT, check_integrity, true_row
+from cache_truth import LAYOUT, check_integrity, key_of, true_row
 from dictionary_model import (
     MISSING,
     DictionaryCache,
@@ -389,7 +389,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.known.forget(found)
         assert pinned <= self.pinned_entries()
         assert report.rows_dropped == num_known - self.num_answered()
-        for version, tree in self.cache.trees():
+        for version, tree in self.cache.core.trees.items():
             leaves = [node for node in tree.nodes() if not node.children]
             assert version >= before or all(leaf.payload.pinned_slab() for leaf in leaves)
 
@@ -401,14 +401,16 @@ class CacheMachine(RuleBasedStateMachine):
         self.known.forget(snapshot(self.cache))
         assert pinned <= self.pinned_entries()
         if freed < num_bytes:
-            nodes = [node for _, tree in self.cache.trees() for node in tree.nodes()]
+            nodes = [node for _, tree in self.cache.core.trees.items() for node in tree.nodes()]
             assert all(node.payload.pinned_slab() for node in nodes if not node.children)
 
-    @precondition(lambda self: self.cache.store._spill_dir is not None)
+    @precondition(lambda self: self.cache.core.store._spill_dir is not None)
     @rule()
     def spill(self) -> None:
         self.cache.spill(1 << 20)
-        assert all(slab.open or slab.spilled or not slab.used for slab in self.cache.store._slabs)
+        assert all(
+            slab.open or slab.spilled or not slab.used for slab in self.cache.core.store._slabs
+        )
 
     @rule()
     def save_and_load(self) -> None:
@@ -425,8 +427,8 @@ class CacheMachine(RuleBasedStateMachine):
     def pinned_entries(self) -> set[tuple[int, bytes]]:
         """Tokens whose rows a session or a lease needs."""
         return {
-            (version, tree.key(node)[: 4 * stop])
-            for version, tree in self.cache.trees()
+            (version, key_of(node)[: 4 * stop])
+            for version, tree in self.cache.core.trees.items()
             for node in tree.nodes()
             for segment in node.payload.segments
             if segment.slab.pins

@@ -104,7 +104,7 @@ def test_an_event_loop_owns_the_cache_and_gathers_in_an_executor() -> None:
 def test_a_second_owner_is_refused() -> None:
     cache = RoutingCache(LAYOUT)
     session = cache.session(1)
-    with cache.exclusive():
+    with cache.core.guard:
         for action in (
             lambda: session.adopt(np.array([1], np.int32)),
             lambda: cache.match(np.array([1], np.int32), {1}),

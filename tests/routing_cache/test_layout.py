@@ -11,9 +11,9 @@ from cache_truth import TOY, random_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing_cache import LayoutError, RowLayout, check_rows, spread_rows
-from routing_cache.routed_experts import as_token_ids
-from routing_cache.row_check import clean_by_kernel, clean_by_numpy, kernel_knows
+from routing_cache import LayoutError, RowCountError, RowLayout, check_rows, spread_rows
+from routing_cache.layout import as_token_ids
+from routing_cache.row_check import clean_by_kernel, clean_by_numpy, expected_rows, kernel_knows
 
 RNG = np.random.default_rng(1)
 
@@ -123,7 +123,7 @@ def test_zero_rows_are_bad_and_dense_layers_are_not_judged() -> None:
     assert check_rows(half, TOY).bad.tolist() == [False, False, False, True, True]  # type: ignore[union-attr]
     dense_in_front = np.zeros((5, 4, 2), np.int32)
     dense_in_front[:, 1:] = good
-    assert check_rows(TOY.canonical(dense_in_front), TOY) == (None, None)
+    assert check_rows(TOY.canonical(dense_in_front), TOY).all_good
 
 
 @pytest.mark.parametrize("bad_set", [[9, 1], [3, 3]])
@@ -218,7 +218,7 @@ def test_the_compiled_check_refuses_what_it_does_not_know() -> None:
 def test_a_fault_is_found_in_every_place_of_a_large_block() -> None:
     layout = RowLayout(48, tuple(range(48)), 128, 8)
     rows = np.tile(np.arange(8, dtype=np.uint8), (700, 48, 1))
-    assert check_rows(rows, layout) == (None, None)
+    assert check_rows(rows, layout).all_good
     for place in range(0, 700 * 48, 997):
         flat = rows.reshape(-1, 8)
         flat[place, 7] = flat[place, place % 7]
@@ -237,11 +237,70 @@ def test_good_rows_never_take_the_slow_check(num_rows: int, experts: int) -> Non
     assert not clean_by_numpy(rows, layout)
 
 
+VIEWS = {
+    "as it is": lambda rows: rows,
+    "some layers": lambda rows: rows[:, 1:],
+    "every other row": lambda rows: rows[::2],
+    "layer by layer": lambda rows: rows.swapaxes(0, 1).copy().swapaxes(0, 1),
+    "experts reversed": lambda rows: rows[:, :, ::-1],
+    "big-endian": lambda rows: rows.astype(rows.dtype.newbyteorder(">")),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint16, np.int32, np.int64])
+@pytest.mark.parametrize("damage", [None, 8, -2, 1 << 14, "twice", "missing"])
+def test_any_dtype_subset_of_layers_and_memory_order_is_judged_alike(
+    view: str, dtype: type, damage: int | str | None
+) -> None:
+    rows = random_rows(RNG, 40_000, TOY).astype(dtype)
+    if damage == "missing":
+        rows[30_000] = -1 if np.iinfo(dtype).min < 0 else np.iinfo(dtype).max
+    elif damage == "twice":
+        rows[30_000, 2] = 5
+    elif damage is not None:
+        rows[30_000, 2, 1] = damage if np.can_cast(np.min_scalar_type(damage), dtype) else 254
+    seen = VIEWS[view](rows)
+    token = 15_000 if view == "every other row" else 30_000
+    check = check_rows(seen, TOY)
+    assert check.num_bad == (damage not in (None, "missing"))
+    assert check.num_missing == (damage == "missing")
+    assert check.first_bad == ((token, seen.shape[1] - 1) if check.num_bad else None)
+    assert check.all_good == (damage is None)
+    hidden = np.arange(len(seen)) != token
+    assert check_rows(seen, TOY, hidden).all_good
+    shown = check_rows(seen, TOY, ~hidden)
+    assert (shown.num_bad, shown.num_missing, shown.first_bad) == (
+        check.num_bad,
+        check.num_missing,
+        check.first_bad,
+    )
+
+
+def test_the_check_refuses_what_cannot_be_this_models_rows() -> None:
+    wide = RowLayout(1, (0,), 300, 2)
+    for wrong, layout in (
+        (np.zeros((3, 2), np.uint8), TOY),
+        (np.zeros((3, 2, 3), np.uint8), TOY),
+        (np.zeros((3, 2, 2), np.float32), TOY),
+        (np.zeros((3, 1, 2), np.uint8), wide),
+    ):
+        with pytest.raises(LayoutError):
+            check_rows(wrong, layout)
+    with pytest.raises(RowCountError):
+        check_rows(random_rows(RNG, 4, TOY), TOY, np.ones(3, bool))
+
+
+def test_the_last_sampled_token_has_no_row() -> None:
+    assert expected_rows(10) == 9
+    assert expected_rows(10, start=4) == 5
+
+
 def test_padding_rows_are_valid_and_even_across_expert_parallel_ranks() -> None:
     """100 padding rows filled with 0..7 would all go to rank 0 of 8; these go to all alike."""
     layout = RowLayout(2, (0, 1), 128, 8)
     rows = spread_rows(100, layout)
-    assert check_rows(rows, layout) == (None, None)
+    assert check_rows(rows, layout).all_good
     for layer in range(2):
         per_rank = np.bincount(rows[:, layer].reshape(-1) // 16, minlength=8)
         assert per_rank.sum() == 800
@@ -259,7 +318,7 @@ def test_repeated_ids_are_what_the_check_prevents_at_the_dispatcher() -> None:
     np.put_along_axis(routing_map, rows[:, 0].astype(int), True, axis=1)
     assert routing_map.sum() == 4
     assert check_rows(rows, layout).num_bad == 2
-    assert check_rows(spread_rows(3, layout), layout) == (None, None)
+    assert check_rows(spread_rows(3, layout), layout).all_good
 
 
 def test_token_ids_are_taken_as_vectors_of_int32() -> None:

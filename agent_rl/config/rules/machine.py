@@ -1,8 +1,7 @@
-"""Rules about this machine: what is installed, and where the policy lies."""
+"""Rules about this machine: the programs and the policy that are on it."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -10,11 +9,12 @@ from importlib.util import find_spec
 from agent_rl.config.rules.fault import Fault, Rule
 from agent_rl.config.schema import RunConfig
 from agent_rl.errors import ConfigError, EngineSetupError
+from agent_rl.model.config_json import read_served_model, read_shape
 from agent_rl.model.policies import policy_folder
 
 
 def _sandbox_program(config: RunConfig) -> Iterator[Fault]:
-    """Cheap part of the check; whether the program really works is probed before the run."""
+    """Look for the program; that it works is probed before the run."""
     programs = {"bubblewrap": "bwrap", "unshare": "unshare"}
     kind = config.sandbox.kind
     wanted = list(programs) if kind == "auto" else [kind] if kind in programs else []
@@ -36,10 +36,10 @@ def _ray_program(config: RunConfig) -> Iterator[Fault]:
 
 
 def _engine_environment(config: RunConfig) -> Iterator[Fault]:
-    """Servers that a run starts itself; those of ``engine.urls`` are somebody else's."""
+    """Look for the environment of servers that the run starts; others are somebody else's."""
     if config.engine.kind == "local" or config.engine.urls:
         return
-    from agent_rl.engines.http.process import engine_python
+    from agent_rl.engines.http.server_process import engine_python
 
     try:
         engine_python(config.engine.kind)
@@ -52,50 +52,52 @@ def _engine_environment(config: RunConfig) -> Iterator[Fault]:
 
 
 def _divides(config: RunConfig) -> Iterator[Fault]:
-    """Parallel sizes against the policy's own."""
+    """Compare parallel sizes with the sizes of the policy."""
     try:
-        text = (policy_folder(config.policy.path) / "config.json").read_text()
-    except (ConfigError, OSError):
-        return  # reported by another rule
-    try:
-        model = json.loads(text)
-    except ValueError as error:
-        yield "policy.path", f"got {config.policy.path!r}, whose config.json is not JSON: {error}"
-        return
-    names = ("num_experts", "n_routed_experts", "num_local_experts")
-    experts = next((name for name in names if name in model), names[0])
-    tensor_parallel = config.trainer.tensor_parallel
-    for key, size, what in (
-        ("trainer.expert_parallel", config.trainer.expert_parallel, experts),
-        ("trainer.tensor_parallel", tensor_parallel, "num_attention_heads"),
-        ("trainer.tensor_parallel", tensor_parallel, "num_key_value_heads"),
-        ("trainer.tensor_parallel", tensor_parallel, "vocab_size"),
-        # Latent attention: Megatron cuts its down projections before ours take their place.
-        ("trainer.tensor_parallel", tensor_parallel, "q_lora_rank"),
-        ("trainer.tensor_parallel", tensor_parallel, "kv_lora_rank + qk_rope_head_dim"),
-        ("trainer.pipeline_parallel", config.trainer.pipeline_parallel, "num_hidden_layers"),
+        shape = read_shape(policy_folder(config.policy.path))
+    except ConfigError:
+        return  # another rule says so, or the policy is not for training
+    experts, tensor, stages = (
+        ("trainer.expert_parallel", config.trainer.expert_parallel),
+        ("trainer.tensor_parallel", config.trainer.tensor_parallel),
+        ("trainer.pipeline_parallel", config.trainer.pipeline_parallel),
+    )
+    latent = shape.latent
+    # Megatron cuts the down projections of latent attention before ours take their place.
+    down = latent.kv_rank + latent.rope_dim if latent else 0
+    for (key, size), what, total in (
+        (experts, "number of experts", shape.num_experts),
+        (tensor, "num_attention_heads", shape.num_heads),
+        (tensor, "num_key_value_heads", shape.num_kv_heads),
+        (tensor, "vocab_size", shape.vocab_size),
+        (tensor, "q_lora_rank", latent.q_rank or 0 if latent else 0),
+        (tensor, "kv_lora_rank + qk_rope_head_dim", down),
+        (stages, "num_hidden_layers", shape.num_layers),
     ):
-        parts = [model.get(name) for name in what.split(" + ")]
-        if size <= 0 or not all(isinstance(part, int) for part in parts):
-            continue
-        if (total := sum(parts)) % size:
+        if size > 0 and total % size:
             yield key, f"got {size}, expected a divisor of the policy's {what} ({total})"
-    layers, stages = model.get("num_hidden_layers"), config.trainer.pipeline_parallel
-    chunks = stages * config.trainer.virtual_pipeline
-    if config.trainer.virtual_pipeline > 1 and isinstance(layers, int) and layers % chunks:
+    chunks = stages[1] * config.trainer.virtual_pipeline
+    if config.trainer.virtual_pipeline > 1 and chunks > 0 and shape.num_layers % chunks:
         yield (
             "trainer.virtual_pipeline",
             f"got {config.trainer.virtual_pipeline}, expected a number that, times "
-            f"trainer.pipeline_parallel ({stages}), divides num_hidden_layers ({layers})",
+            f"trainer.pipeline_parallel ({stages[1]}), divides num_hidden_layers "
+            f"({shape.num_layers})",
         )
 
 
+def policy_faults(error: ConfigError) -> Iterator[Fault]:
+    """Name the key that names the model which cannot be used."""
+    for problem in error.problems:
+        yield "policy.path", problem.removeprefix("policy.path: ")
+
+
 def _policy(config: RunConfig) -> Iterator[Fault]:
+    """Look for the policy's files and for its router."""
     try:
-        policy_folder(config.policy.path)
+        read_served_model(policy_folder(config.policy.path))
     except ConfigError as error:
-        for problem in error.problems:
-            yield "policy.path", problem.removeprefix("policy.path: ")
+        yield from policy_faults(error)
 
 
 MACHINE_RULES: tuple[Rule, ...] = (

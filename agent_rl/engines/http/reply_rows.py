@@ -1,70 +1,63 @@
-"""Row arithmetic of one reply: how many rows must come, which of them are new, and whose they are.
+"""The rows of one reply: as many as its tokens need, and of this conversation.
 
 A prompt of P tokens with N sampled ones has rows ``[start, P + N - 1)``: the last sampled token was
-never fed forward. Anything else is refused, never padded or cut into shape.
+never fed forward. Another number is refused, never padded or cut into shape.
 
 The seam check tells whether rows are those of this conversation. Shape cannot: rows of another
 request may have the right count. So every request of a known session asks for one row more than it
-needs, the newest one that it has already. An engine that reused the prefix returns that row again;
-one that prefilled the token anew, or that kept a sibling's copy of it, may flip an expert or two;
-rows of another request share about K/E of their experts. It costs one row a turn, and catches a
-reply mixed up now as well as one mixed up a turn earlier (then the stored row was not ours).
+needs, the newest one that it has already, and compares (``routing_cache.agreement``). It costs one
+row per turn, and catches a reply mixed up now as well as one mixed up a turn earlier (then the
+stored row was not ours).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Literal
 
 from agent_rl.engines.http.inference_server import ServerReply
 from agent_rl.errors import EngineReplyError
 from agent_rl.types import Rows
 from routing_cache import RowLayout, check_rows
-
-Verdict = Literal["equal", "recomputed", "foreign"]
-_MIN_SHARED = {True: 0.75, False: 0.5}  # share of a token's experts; keyed by "KV was reused"
+from routing_cache.agreement import Agreement, compare_again
+from routing_cache.row_check import expected_rows
 
 
 @dataclass(frozen=True)
 class _Seam:
     position: int  # absolute index of the row
-    row: Rows  # [L, K]
+    row: Rows  # [1, L, K]
 
 
 class SeamBook:
     """The newest row of every live session. Mutable; forgets the least recently used session."""
 
-    def __init__(self, max_sessions: int = 4096) -> None:
+    def __init__(self, layout: RowLayout, max_sessions: int = 4096) -> None:
+        self._layout = layout
         self._seams: OrderedDict[str, _Seam] = OrderedDict()
         self._max_sessions = max_sessions
 
-    def __len__(self) -> int:
-        return len(self._seams)
-
     def first_row(self, session_id: str, start: int) -> int:
-        """Row to ask from so that the seam can be checked: ``start`` or one before it."""
+        """Return the row to ask from to check the seam: ``start`` or one before it."""
         seam = self._seams.get(session_id)
         return start - 1 if seam is not None and seam.position == start - 1 else start
 
-    def judge(self, session_id: str, row: Rows, position: int, cached_tokens: int) -> Verdict:
-        """Compare the returned row ``[L, K]`` with the one known from the turn before.
+    def judge(self, session_id: str, row: Rows, *, reused: bool) -> Agreement:
+        """Compare the returned row ``[1, L, K]`` with the one known from the turn before.
 
-        ``recomputed``: float noise flipped a few experts. ``foreign``: too few are the same for
-        that, and the bar is higher when the engine says that it reused the token's KV.
+        ``reused``: the engine says that it found the token's KV in its cache.
         """
-        known = self._seams[session_id].row
-        shared = (row[:, :, None] == known[:, None, :]).any(axis=2).mean()
-        if shared == 1.0:
-            return "equal"
-        return "recomputed" if shared >= _MIN_SHARED[position < cached_tokens] else "foreign"
+        return compare_again(self._seams[session_id].row, row, self._layout, reused=reused)
 
     def note(self, session_id: str, rows: Rows, start: int) -> None:
-        """Remember the last of ``rows [R, L, K]``, which begin at ``start``."""
-        if len(rows):
-            # A copy: a view would keep the whole reply alive for one row.
-            self._seams[session_id] = _Seam(start + len(rows) - 1, rows[-1].copy())
-            self._seams.move_to_end(session_id)
+        """Remember the last of ``rows [R, L, K]``, which begin at ``start``, if it is good."""
+        if not len(rows):
+            return
+        # A copy: a view would keep the whole reply alive for one row.
+        last = rows[-1:].copy()
+        self.forget(session_id)
+        if check_rows(last, self._layout).all_good:
+            self._seams[session_id] = _Seam(start + len(rows) - 1, last)
             if len(self._seams) > self._max_sessions:
                 self._seams.popitem(last=False)
 
@@ -72,33 +65,38 @@ class SeamBook:
         self._seams.pop(session_id, None)
 
     def clear(self) -> None:
-        """The weights changed: no row of before can be expected again."""
+        """Forget all rows: the weights changed, and none can be expected again."""
         self._seams.clear()
 
 
-def expected_rows(num_prompt: int, num_sampled: int, start: int) -> int:
-    """Rows of a reply: ``prompt + sampled - 1 - start``; 0 tokens sampled counts like one."""
-    return num_prompt + max(1, num_sampled) - 1 - start
-
-
 def accept_rows(
-    reply: ServerReply, layout: RowLayout, *, num_prompt: int, start: int, where: str
-) -> Rows:
-    """The reply's rows ``[start, P + N - 1)``, ``[R, L, K]``, or an error.
+    reply: ServerReply,
+    layout: RowLayout,
+    *,
+    num_prompt: int,
+    start: int,
+    where: str,
+    refuse_bad: bool = True,
+) -> Rows | None:
+    """Return the reply's rows ``[start, P + N - 1)``, ``[R, L, K]``.
 
     Args:
         num_prompt: P; N is the number of tokens in the reply.
         start: first row that was asked for.
         where: names engine and session in messages.
+        refuse_bad: False returns bad and missing rows as they came, and None for a reply without
+            any: whoever stores them marks and counts them.
 
     Raises:
-        EngineReplyError: rows absent, another number of them or from elsewhere, or ids that no
-            router can choose.
+        EngineReplyError: another number of rows or from elsewhere; with ``refuse_bad`` also rows
+            absent, or ids that no router can choose.
     """
-    num_sampled = len(reply.token_ids)
-    expected = expected_rows(num_prompt, num_sampled, start)
+    num_sampled = max(1, len(reply.token_ids))
+    expected = expected_rows(num_prompt + num_sampled, start)
     rows = reply.rows
     if rows is None:
+        if not refuse_bad:
+            return None
         raise EngineReplyError(
             f"{where}: the reply has no routing rows: got none, expected {expected}; start the "
             "server with --enable-return-routed-experts"
@@ -109,8 +107,10 @@ def accept_rows(
             f"{reply.rows_start}, expected {expected} from {start} ({num_prompt} prompt + "
             f"{num_sampled} sampled - 1); the server must honour the start index"
         )
+    if not refuse_bad:
+        return rows
     check = check_rows(rows, layout)
-    if check.num_bad or check.num_missing:
+    if not check.all_good:
         raise EngineReplyError(
             f"{where}: got {check.num_bad + check.num_missing} of {len(rows)} routing rows with "
             f"repeated or out-of-range experts, expected {layout.moe_top_k} distinct ids below "

@@ -162,7 +162,7 @@ def _reply_problems(exchange: _Exchange, version: int) -> Iterator[str]:
         yield (
             f"every sampled token has the same log-prob {reply.logprobs[0]:.4f}: the output head "
             "is dead; a model with tied embeddings must be served from a folder that holds "
-            "lm_head.weight (agent_rl.engines.http.weight_export writes one)"
+            "lm_head.weight (agent_rl.engines.http.serving_folder writes one)"
         )
     if reply.weight_versions and set(reply.weight_versions) != {str(version)}:
         yield f"got weight version {reply.weight_versions}, expected {version}"
@@ -177,19 +177,16 @@ def _row_problems(whole: _Exchange, suffix: _Exchange, layout: RowLayout) -> Ite
         return
     rows = []
     for exchange in (whole, suffix):
+        start = exchange.request.routed_experts_start or 0
         try:
-            rows.append(
-                accept_rows(
-                    exchange.reply,
-                    layout,
-                    num_prompt=_PROMPT_TOKENS,
-                    start=exchange.request.routed_experts_start or 0,
-                    where="probe",
-                )
+            found = accept_rows(
+                exchange.reply, layout, num_prompt=_PROMPT_TOKENS, start=start, where="probe"
             )
         except EngineReplyError as error:
             yield str(error)
             return
+        assert found is not None  # a probe refuses a reply without
+        rows.append(found)
     chosen = len(np.unique(rows[0]))
     if chosen <= layout.moe_top_k:
         yield (

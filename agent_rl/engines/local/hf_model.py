@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, PreTrainedModel, Qwen3MoeForCausalLM
+from transformers import PreTrainedModel, Qwen3MoeForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 from transformers.utils import logging as hf_logging
 
@@ -16,6 +16,7 @@ from agent_rl.engines.local.attention import SLOT_ATTENTION
 from agent_rl.engines.local.experts import experts_name
 from agent_rl.engines.local.quantize import QUANTIZATIONS, quantize
 from agent_rl.errors import EngineError
+from agent_rl.model.config_json import read_served_model
 from routing_cache import RowLayout
 
 # A simulated low precision rounds to it inside its products; everything else is bfloat16.
@@ -43,10 +44,11 @@ def load_model(folder: Path, dtype: str) -> Qwen3MoeForCausalLM:
 
     Raises:
         EngineError: no such folder, or another architecture.
+        ConfigError: a dense model, or no readable configuration.
     """
     if not (folder / "config.json").is_file():
         raise EngineError(f"no model: got {folder}, expected a folder with config.json")
-    model_type = AutoConfig.from_pretrained(folder).model_type
+    model_type = read_served_model(folder).model_type
     if model_type != "qwen3_moe":
         raise EngineError(
             f"the local engine cannot run this model: got model_type={model_type!r}, "

@@ -1,69 +1,46 @@
-"""How an SGLang server is started, on a GPU or on a plain CPU."""
+"""Starting an SGLang server, on a GPU or on a plain CPU."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from agent_rl.engines.http.process import ServerSpec, engine_python
+from agent_rl.engines.http.deployment import Deployment
+from agent_rl.engines.http.server_process import ServerSpec, engine_python
 
 CPU_SHIM = Path(__file__).parent / "cpu_shim"
+_CHUNKED_PREFILL_TOKENS = 512
+_CPU_POOL_TOKENS = 65536  # KV slots, where there is no GPU memory to derive them from
 
 
-@dataclass(frozen=True)
-class SGLangLaunch:
-    """Settings of one server. ``extra_args`` go to the command line as they are.
+def sglang_spec(deployment: Deployment, model: Path, port: int) -> ServerSpec:
+    """Describe a server of the folder ``model``.
 
-    ``deterministic`` is needed for seeds to be honoured, and costs throughput.
+    Seeds are honoured only with ``--enable-deterministic-inference`` among ``engine.extra_args``,
+    which costs throughput.
     """
-
-    model_path: Path
-    port: int
-    dtype: str = "float32"
-    context_length: int = 1024
-    max_total_tokens: int = 65536
-    max_running: int = 64
-    chunked_prefill_size: int = 512
-    tensor_parallel: int = 1
-    capture_routing: bool = True
-    device: str = "cpu"
-    num_threads: int = 1
-    niceness: int = 0
-    seed: int = 0
-    extra_args: tuple[str, ...] = ()
-
-    def spec(self, log_file: Path) -> ServerSpec:
-        """The command, ready to be supervised."""
-        args = [
-            *(str(engine_python("sglang")), "-m", "sglang.launch_server"),
-            *("--model-path", str(self.model_path), "--port", str(self.port)),
-            *("--host", "127.0.0.1", "--dtype", self.dtype),
-            *("--context-length", str(self.context_length)),
-            *("--max-running-requests", str(self.max_running)),
-            *("--chunked-prefill-size", str(self.chunked_prefill_size)),
-            *("--tp-size", str(self.tensor_parallel), "--random-seed", str(self.seed)),
-            *("--weight-version", "start", "--log-level", "warning"),
-            # Ids in, ids out: no tokenizer to wait for, and no end-of-sequence id of its own.
-            *("--skip-tokenizer-init", "--grammar-backend", "none", "--skip-server-warmup"),
-        ]
-        if self.capture_routing:
-            args.append("--enable-return-routed-experts")
-        environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(self.num_threads)}
-        if self.device == "cpu":
-            args += ["--device", "cpu", "--attention-backend", "torch_native"]
-            args += ["--sampling-backend", "pytorch", "--disable-cuda-graph", "--sleep-on-idle"]
-            args += ["--max-total-tokens", str(self.max_total_tokens)]
-            environment |= {
-                "PYTHONPATH": str(CPU_SHIM),
-                "SGLANG_USE_CPU_ENGINE": "1",
-                "CUDA_VISIBLE_DEVICES": "",
-            }
-        return ServerSpec(
-            name=f"sglang-{self.port}",
-            command=(*args, *self.extra_args),
-            environment=environment,
-            url=f"http://127.0.0.1:{self.port}",
-            health_path="/health",
-            log_file=log_file,
-            niceness=self.niceness,
-        )
+    config = deployment.config
+    command = [
+        *(str(engine_python("sglang")), "-m", "sglang.launch_server"),
+        *("--model-path", str(model), "--port", str(port)),
+        *("--host", "127.0.0.1", "--dtype", config.dtype),
+        *("--context-length", str(deployment.context_length)),
+        *("--max-running-requests", str(config.max_sessions)),
+        *("--chunked-prefill-size", str(_CHUNKED_PREFILL_TOKENS)),
+        *("--tp-size", str(config.tensor_parallel), "--random-seed", "0"),
+        *("--weight-version", "start", "--log-level", "warning"),
+        # Ids in, ids out: no tokenizer to wait for, and no end-of-sequence id of its own.
+        *("--skip-tokenizer-init", "--grammar-backend", "none", "--skip-server-warmup"),
+    ]
+    if config.capture_routing:
+        command.append("--enable-return-routed-experts")
+    environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(config.num_threads)}
+    if config.device == "cpu":
+        command += ["--device", "cpu", "--attention-backend", "torch_native"]
+        command += ["--sampling-backend", "pytorch", "--disable-cuda-graph", "--sleep-on-idle"]
+        command += ["--max-total-tokens", str(_CPU_POOL_TOKENS)]
+        environment |= {
+            "PYTHONPATH": str(CPU_SHIM),
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+    return deployment.server_spec(port, command, environment)

@@ -19,9 +19,9 @@ from agent_rl.engines.http.inference_server import ServerFacts, ServerReply
 from agent_rl.engines.http.transport import HttpReply, HttpTransport, RefusedError, replies_of
 from agent_rl.engines.sglang.flags import find_hazards
 from agent_rl.errors import EngineError, EngineReplyError
+from agent_rl.model.config_json import ServedModel
 from agent_rl.protocols import Weights
 from agent_rl.types import FinishReason, Floats, GenerateRequest, TokenIds
-from routing_cache import RowLayout
 from routing_cache.payloads import read_sglang
 
 _BUCKET_BYTES = 256 << 20  # one request body of a weight update, before base64
@@ -35,18 +35,18 @@ class SGLangServer:
     """An SGLang server behind ``transport``.
 
     Args:
-        layout: shape of the model's rows; the server names none, it sends only bytes.
-        vocab_size: of the model. Up to 1,024 entries whole distributions can be asked for: every
-            token is then a "top" token, which would be megabytes a token for a large vocabulary.
+        model: gives the shape of the rows, since the server sends only bytes. Up to a vocabulary
+            of 1,024 whole distributions can be asked for: every token is then a "top" token, which
+            would be megabytes per token for a large vocabulary.
     """
 
     engine = "sglang"
     seeds_by_position = True
 
-    def __init__(self, transport: HttpTransport, layout: RowLayout, vocab_size: int) -> None:
+    def __init__(self, transport: HttpTransport, model: ServedModel) -> None:
         self.transport = transport
-        self._layout = layout
-        self._vocab_size = vocab_size
+        self._layout = model.layout
+        self._vocab_size = model.vocab_size
         self._num_ranks = 1
 
     @property

@@ -15,9 +15,9 @@ from agent_rl.engines.http.inference_server import ServerFacts, ServerReply
 from agent_rl.engines.http.transport import HttpReply, HttpTransport, replies_of
 from agent_rl.engines.vllm.flags import find_hazards
 from agent_rl.errors import EngineError, EngineReplyError
+from agent_rl.model.config_json import ServedModel
 from agent_rl.protocols import Weights
 from agent_rl.types import FinishReason, Floats, GenerateRequest, TokenIds
-from routing_cache import RowLayout
 from routing_cache.payloads import read_vllm
 
 _UPDATE_TIMEOUT_S = 1800.0
@@ -30,16 +30,16 @@ class VLLMServer:
     """A vLLM server behind ``transport``. Weights come from folders only.
 
     Args:
-        layout: shape of the model's rows.
+        model: gives the shape of the rows.
     """
 
     engine = "vllm"
     gives_full_logprobs = False
     seeds_by_position = False
 
-    def __init__(self, transport: HttpTransport, layout: RowLayout) -> None:
+    def __init__(self, transport: HttpTransport, model: ServedModel) -> None:
         self.transport = transport
-        self._layout = layout
+        self._layout = model.layout
 
     @property
     def url(self) -> str:

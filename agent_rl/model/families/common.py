@@ -1,4 +1,4 @@
-"""What several families' configurations have in common."""
+"""Parts that several families' configurations share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def grouped_query(
     expert_width: int,
     num_experts: int,
 ) -> ModelShape:
-    """A model of grouped-query attention; the family replaces what it does in its own way."""
+    """Return a model of grouped-query attention; a family replaces what it does otherwise."""
     fields.require("hidden_act", "silu")
     fields.require_plain_rope()
     hidden, heads = fields.int("hidden_size"), fields.int("num_attention_heads")
@@ -40,29 +40,30 @@ def grouped_query(
 
 
 def stepped_moe_layers(fields: Fields) -> tuple[int, ...]:
-    """Every ``decoder_sparse_step``-th layer, without ``mlp_only_layers`` (Qwen)."""
+    """Return every ``decoder_sparse_step``-th layer, without ``mlp_only_layers`` (Qwen)."""
     step, dense = fields.maybe_int("decoder_sparse_step") or 1, fields.ints("mlp_only_layers")
     count = fields.int("num_hidden_layers")
     return tuple(i for i in range(count) if i not in dense and (i + 1) % step == 0)
 
 
 def moe_layers_after_prefix(fields: Fields) -> tuple[int, ...]:
-    """All but the ``first_k_dense_replace`` first layers (DeepSeek)."""
+    """Return all but the ``first_k_dense_replace`` first layers (DeepSeek)."""
+    fields.require("moe_layer_freq", 1)  # servers heed it, transformers does not
     prefix = fields.stated_int("first_k_dense_replace") or 0
     return tuple(range(prefix, fields.int("num_hidden_layers")))
 
 
 def shared_width(fields: Fields) -> int:
-    """Width of the shared experts taken together, 0 without (DeepSeek)."""
+    """Return the width of all shared experts together, 0 without any (DeepSeek)."""
     return fields.int("moe_intermediate_size") * (fields.stated_int("n_shared_experts") or 0)
 
 
 def sigmoid_router(fields: Fields, *, absent_is_one: bool = True) -> RouterRule:
-    """The rule that DeepSeek-V3 and GLM-4.5 share (arXiv 2412.19437, 2.1.2, eq. 13 to 16).
+    """Return the rule that DeepSeek-V3 and GLM-4.5 share (arXiv 2412.19437, 2.1.2, eq. 13 to 16).
 
     Scores are sigmoids, the choice adds a bias to them, the gates are the chosen scores over their
-    sum, times a factor. ``absent_is_one``: whether numbers of groups and the factor are 1 where the
-    configuration lacks them; else they must be there.
+    sum, times a factor. With ``absent_is_one`` the numbers of groups and the factor are 1 where the
+    configuration lacks them; without it they must be there.
     """
     fields.require("norm_topk_prob", True)
     fields.require("scoring_func", "sigmoid")
@@ -74,10 +75,10 @@ def sigmoid_router(fields: Fields, *, absent_is_one: bool = True) -> RouterRule:
     top_k = fields.int("num_experts_per_tok")
     # Megatron leaves the gate of a single expert as it is; divided by itself it would be 1.
     if fields.maybe_int("num_experts_per_tok") == 1:
-        fields.problems.append("num_experts_per_tok: not covered, got=1 expected=2 or more")
+        fields.not_covered.append("num_experts_per_tok: not covered, got=1 expected=2 or more")
     # A group is ranked by its two best experts; Megatron ranks it by its (top_k / groups) best.
     if chosen < groups and top_k // chosen != 2:
-        fields.problems.append(
+        fields.not_covered.append(
             f"topk_group: not covered, got={chosen} expected=half of num_experts_per_tok ({top_k})"
         )
     return RouterRule(

@@ -1,4 +1,4 @@
-"""Reading a ``config.json``: what is missing or not covered is collected, not raised one by one."""
+"""Typed fields of a ``config.json``: all faults are collected, not raised one by one."""
 
 from __future__ import annotations
 
@@ -9,41 +9,46 @@ from agent_rl.model.shape import Yarn
 
 
 class Fields:
-    """Typed access to the fields of a configuration; ``problems`` has a line for every fault."""
+    """Typed access to the fields of a configuration.
+
+    ``missing`` has a line for every field that is absent or unreadable, ``not_covered`` one for
+    every setting that Megatron would compute differently.
+    """
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self._raw = raw
-        self.problems: list[str] = []
+        self.missing: list[str] = []
+        self.not_covered: list[str] = []
         # Rows and weights are read as they are: quantised tensors would be taken for numbers.
         self.require("quantization_config", None)
 
     def int(self, key: str, *others: str) -> int:
-        """A positive integer under the first of the names that is there."""
+        """Return the positive integer under the first of the names that is there."""
         for name in (key, *others):
             value = self._raw.get(name)
             if value is not None:
                 if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                     return value
-                self.problems.append(f"{name}: got={value!r} expected=an integer above 0")
+                self.missing.append(f"{name}: got={value!r} expected=an integer above 0")
                 return 1
-        self.problems.append(f"{key}: missing")
+        self.missing.append(f"{key}: missing")
         return 1
 
     def maybe_int(self, key: str) -> int | None:
-        """A whole number, or None where it is absent or null."""
+        """Return a whole number, or None where it is absent or null."""
         value = self._raw.get(key)
         return None if value is None else int(value)
 
     def stated_int(self, key: str) -> int | None:
-        """As :meth:`maybe_int`, where null has a meaning of its own and absence none."""
+        """Do as :meth:`maybe_int` where null has a meaning of its own; absence is a fault."""
         if key not in self._raw:
-            self.problems.append(f"{key}: missing")
+            self.missing.append(f"{key}: missing")
         return self.maybe_int(key)
 
     def float(self, key: str, default: float | None = None) -> float:
         value = self._raw.get(key, default)
         if value is None:
-            self.problems.append(f"{key}: missing")
+            self.missing.append(f"{key}: missing")
             return 1.0
         return float(value)
 
@@ -54,27 +59,27 @@ class Fields:
         return tuple(int(value) for value in self._raw.get(key) or ())
 
     def require(self, key: str, expected: object, *also: object) -> None:
-        """Absent, or one of these values: anything else is not covered."""
+        """Refuse every value but ``expected`` and ``also``; an absent key is fine."""
         got = self._raw.get(key, expected)
         if got != expected and got not in also:
-            self.problems.append(f"{key}: not covered, {got=} {expected=}")
+            self.not_covered.append(f"{key}: not covered, {got=} {expected=}")
 
     @property
     def _rope(self) -> Mapping[str, Any]:
-        """transformers 5 writes ``rope_parameters``, older folders theta and ``rope_scaling``."""
+        """Return ``rope_parameters`` (transformers 5) or ``rope_scaling`` (older folders)."""
         return self._raw.get("rope_parameters") or self._raw.get("rope_scaling") or {}
 
     @property
     def rope_theta(self) -> float:
         theta = self._rope.get("rope_theta") or self._raw.get("rope_theta")
         if theta is None:  # transformers' default is another one for each family
-            self.problems.append("rope_theta: missing")
+            self.missing.append("rope_theta: missing")
             return 1.0
         return float(theta)
 
     @property
     def rotary_fraction(self) -> float:
-        """Of a head's width; 0.5 where it is absent, as transformers reads GLM's."""
+        """The rotated share of a head; 0.5 where it is absent, as transformers reads GLM's."""
         own = self._raw.get("partial_rotary_factor")
         return float(self._rope.get("partial_rotary_factor") or own or 0.5)
 
@@ -84,21 +89,21 @@ class Fields:
 
     def require_plain_rope(self) -> None:
         if self._rope_type != "default":
-            self.problems.append(
+            self.not_covered.append(
                 f"rope_type: not covered, got={self._rope_type!r} expected='default'"
             )
 
     def yarn(self) -> Yarn | None:
-        """YaRN's numbers, None for a plain rotary embedding."""
+        """Return YaRN's numbers, None for a plain rotary embedding."""
         rope = self._rope
         if self._rope_type != "yarn":
             self.require_plain_rope()
             return None
         own_factor = rope.get("attention_factor")
         if own_factor is not None or rope.get("truncate", True) is not True:
-            self.problems.append("rope: attention_factor and truncate=false are not covered")
+            self.not_covered.append("rope: attention_factor and truncate=false are not covered")
         if rope.get("factor") is None:
-            self.problems.append("rope factor: missing")
+            self.missing.append("rope factor: missing")
         positions = rope.get("original_max_position_embeddings")
         return Yarn(
             factor=float(rope.get("factor") or 1.0),

@@ -1,4 +1,4 @@
-"""Qwen3-MoE: grouped queries with a norm a head, softmax router, dense layers by list or step."""
+"""Qwen3-MoE: grouped queries with a norm per head, softmax router, dense layers by list or step."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_rl.config.objective import Objective
-from agent_rl.trainer.losses.base import LossInputs, LossOutput, ratio_of
+from agent_rl.trainer.losses.loss_inputs import LossInputs, LossOutput, ratio_of
 
 
 def clipped_weight(inputs: LossInputs, objective: Objective) -> LossOutput:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from agent_rl.trainer.losses.base import LossInputs, ratio_of
+from agent_rl.trainer.losses.loss_inputs import LossInputs, ratio_of
 
 # (inputs, lower bound, upper bound) -> weights [N]
 Correction = Callable[[LossInputs, float, float], torch.Tensor]

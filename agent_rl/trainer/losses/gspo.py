@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agent_rl.config.objective import Objective
-from agent_rl.trainer.losses.base import LossInputs, LossOutput, ratio_of
 from agent_rl.trainer.losses.clipped import bounded_surrogate
+from agent_rl.trainer.losses.loss_inputs import LossInputs, LossOutput, ratio_of
 
 
 def sequence_ratio(inputs: LossInputs, objective: Objective) -> LossOutput:

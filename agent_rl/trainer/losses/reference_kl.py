@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from agent_rl.trainer.losses.base import MAX_LOG_RATIO
+from agent_rl.trainer.losses.loss_inputs import MAX_LOG_RATIO
 
 
 def k3_to_reference(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from agent_rl.config.objective import Objective, correction_bounds, objective
 from agent_rl.config.schema import AlgorithmConfig
-from agent_rl.trainer.losses.base import Loss, LossInputs, LossOutput
 from agent_rl.trainer.losses.cispo import clipped_weight
 from agent_rl.trainer.losses.clipped import clipped_surrogate
 from agent_rl.trainer.losses.correction import CORRECTIONS
 from agent_rl.trainer.losses.gspo import sequence_ratio
 from agent_rl.trainer.losses.likelihood import weighted_likelihood
+from agent_rl.trainer.losses.loss_inputs import Loss, LossInputs, LossOutput
 from agent_rl.trainer.losses.reference_kl import k3_to_reference
 
 # Another policy loss is a file, an entry here, its defaults in ``agent_rl.config.objective`` and

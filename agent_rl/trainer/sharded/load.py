@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from agent_rl.errors import CheckpointError
+from agent_rl.model.config_json import read_shape
 from agent_rl.model.folders import FolderTensors
 from agent_rl.model.shape import ModelShape
 from agent_rl.trainer.optimizer import PolicyOptimizer
@@ -39,7 +40,7 @@ def open_trainer(
         raise CheckpointError(
             f"{folder}: saved with another precision, got={saved.position.dtype} expected={dtype}"
         )
-    theirs = ModelShape.from_folder(folder)
+    theirs = read_shape(folder)
     if differing := [f.name for f in fields(shape) if _differ(f.name, theirs, shape)]:
         named = "; ".join(
             f"{name} got={getattr(theirs, name)} expected={getattr(shape, name)}"

@@ -28,10 +28,10 @@ from agent_rl.trainer.workers.channel import (
     Received,
     write_block,
 )
-from agent_rl.trainer.workers.group import Answered, Event, Lost, SeenAlive, log_folder
 from agent_rl.trainer.workers.messages import Alive, Close, Done, Failed, Request, Start
 from agent_rl.trainer.workers.parent_death import watched_parent
 from agent_rl.trainer.workers.sample_block import SampleBlock
+from agent_rl.trainer.workers.worker_group import Answered, Event, Lost, SeenAlive, log_folder
 from agent_rl.trainer.workers.world import num_processes
 
 _HOST = "127.0.0.1"

@@ -24,10 +24,10 @@ import safetensors.torch
 from agent_rl.config.schema import RunConfig, TrainerConfig
 from agent_rl.errors import ConfigError, TrainerError
 from agent_rl.protocols import Weights
-from agent_rl.trainer.workers.group import Answered, Event, Lost, SeenAlive, log_folder
 from agent_rl.trainer.workers.messages import Close, Done, Failed, Message, Reply, Request, Start
 from agent_rl.trainer.workers.sample_block import SampleBlock
 from agent_rl.trainer.workers.session_folder import SessionFolder
+from agent_rl.trainer.workers.worker_group import Answered, Event, Lost, SeenAlive, log_folder
 from agent_rl.trainer.workers.world import num_processes
 
 # isort: split

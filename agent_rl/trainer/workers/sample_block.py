@@ -23,7 +23,7 @@ from agent_rl.errors import ReplayError, TrainerError
 from agent_rl.trainer.workers.world import chunk_blocks
 from agent_rl.types import TrainSample
 from routing_cache import PackedRows, PackedSample, RoutingCacheError, pack
-from routing_cache.view import SegmentRows
+from routing_cache.sequence_rows import SegmentRows
 
 _MAGIC = b"RLBATCH1"
 _PREFIX = struct.Struct("<8sQQ")

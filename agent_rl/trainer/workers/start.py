@@ -7,8 +7,8 @@ from pathlib import Path
 
 from agent_rl.config.schema import RunConfig
 from agent_rl.protocols import Trainer
-from agent_rl.trainer.workers.fleet import TrainerFleet
-from agent_rl.trainer.workers.group import WorkerGroup
+from agent_rl.trainer.workers.trainer_fleet import TrainerFleet
+from agent_rl.trainer.workers.worker_group import WorkerGroup
 from agent_rl.trainer.workers.world import launcher
 
 

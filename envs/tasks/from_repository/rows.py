@@ -50,7 +50,7 @@ def commit_id(files: Mapping[str, bytes]) -> str:
 
 
 def swebench_row(task: MadeTask, image: str, commit: str) -> JsonRow:
-    """The 5.x form: everything that the official harness needs to grade.
+    """Return the 5.x form: everything that the official harness needs to grade.
 
     Its parsers cut a test's name at white space; tests with such names are not listed.
     """
@@ -79,7 +79,7 @@ def swebench_row(task: MadeTask, image: str, commit: str) -> JsonRow:
 
 
 def eval_script(task: MadeTask, commit: str) -> str:
-    """Restores tests and runner configuration, adds the hidden tests, runs everything."""
+    """Write the script that restores tests and runner settings, adds hidden tests and runs all."""
     restored = [p for p in task.base_files if p in _protected(task)]
     planted = [n for n in (*_RUNNER_CONFIG, *_START_HOOKS) if n not in task.base_files]
     tests = " ".join(_quote(p) for p in sorted({n.partition("::")[0] for n in task.expected}))
@@ -106,7 +106,7 @@ def eval_script(task: MadeTask, commit: str) -> str:
 
 
 def r2e_row(task: MadeTask, image: str, commit: str) -> JsonRow:
-    """R2E-Gym's form. ``expected_output_json`` has its names: those parts after the file."""
+    """Return R2E-Gym's form. ``expected_output_json`` has its names: those parts after the file."""
     expected = {r2e_name(name): status for name, status in task.expected.items()}
     shown = {name: status for name, status in expected.items() if status == "PASSED"}
     commits: JsonRow = {
@@ -135,7 +135,7 @@ def r2e_row(task: MadeTask, image: str, commit: str) -> JsonRow:
 
 
 def _file_diff(task: MadeTask) -> JsonRow:
-    """The fix: whoever trains on the row shows with it that the task can be solved."""
+    """Return the fix: whoever trains on the row shows with it that the task can be solved."""
     return {
         "header": {"file": {"path": task.path}},
         "is_binary_file": False,
@@ -147,19 +147,19 @@ def _file_diff(task: MadeTask) -> JsonRow:
 
 
 def r2e_name(test: str) -> str:
-    """``tests/a.py::TestC::test_x`` is ``TestC.test_x`` there."""
+    """Return R2E-Gym's name: ``tests/a.py::TestC::test_x`` is ``TestC.test_x`` there."""
     return ".".join(test.split("::")[1:])
 
 
 def r2e_tests(task: MadeTask) -> dict[str, bytes]:
-    """The folder of hidden tests: every test file in use, with its helpers."""
+    """Return the folder of hidden tests: every test file in use, with its helpers."""
     used = {name.partition("::")[0] for name in task.expected} | {*task.repository.test_support}
     packages = (p for p in task.repository.files if p.endswith("__init__.py") and _beside(p, used))
     return {path: task.repository.files[path] for path in sorted({*used, *packages})}
 
 
 def run_tests_script(task: MadeTask) -> str:
-    """``run_tests.sh`` as R2E-Gym's images have it."""
+    """Return ``run_tests.sh`` as R2E-Gym's images have it."""
     return (
         f"PYTHONPATH={_import_path(task)} "
         "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' "
@@ -168,7 +168,7 @@ def run_tests_script(task: MadeTask) -> str:
 
 
 def _import_path(task: MadeTask) -> str:
-    """Before what the caller has there: a judge may bring modules of its own."""
+    """Return the import path, before the caller's: a judge may bring modules of its own."""
     folders = ":".join(f"/testbed/{folder}" for folder in task.repository.import_folders)
     return f"{folders}${{PYTHONPATH:+:$PYTHONPATH}}" if folders else "${PYTHONPATH:-}"
 

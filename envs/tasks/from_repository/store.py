@@ -8,9 +8,7 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
-import tarfile
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 
 from envs.base import Task
 from envs.errors import TaskError
+from envs.sandbox.archives import pack
 from envs.tasks.from_repository import rows
 from envs.tasks.from_repository.made_task import MadeTask
 from envs.tasks.from_repository.repository import Repository, read_repository
@@ -46,7 +45,7 @@ def write_folder(out: Path, repository: Repository, tasks: Iterable[MadeTask], b
     """Write every row and image folder. ``base`` is the image that the tasks' images start from."""
     out.mkdir(parents=True, exist_ok=True)
     top = f"{repository.name}-{repository.version or 0}/"
-    packed = gzip.compress(_tar({top + p: d for p, d in repository.files.items()}), mtime=0)
+    packed = gzip.compress(pack({top + p: d for p, d in repository.files.items()}), mtime=0)
     (out / _REPOSITORY).write_bytes(packed)
     task_rows: list[rows.JsonRow] = []
     swebench_rows: list[rows.JsonRow] = []
@@ -66,7 +65,7 @@ def write_folder(out: Path, repository: Repository, tasks: Iterable[MadeTask], b
 
 
 def load_made_tasks(folder: Path) -> list[MadeTask]:
-    """What ``write_folder`` wrote. Raises TaskError."""
+    """Read what ``write_folder`` wrote. Raises TaskError."""
     if not (folder / _TASKS).is_file():
         raise TaskError(f"no made tasks: got={str(folder)!r} expected a folder with {_TASKS}")
     found = read_repository(folder / _REPOSITORY)
@@ -75,7 +74,7 @@ def load_made_tasks(folder: Path) -> list[MadeTask]:
 
 
 def load_tasks(folder: Path) -> list[Task]:
-    """The tasks in the form that an environment takes. Raises TaskError."""
+    """Read the tasks in the form that an environment takes. Raises TaskError."""
     return [task.to_task() for task in load_made_tasks(folder)]
 
 
@@ -114,7 +113,7 @@ def _made_task(found: Repository, row: Mapping[str, Any]) -> MadeTask:
 
 
 def _write_image(folder: Path, task: MadeTask, base: str) -> str:
-    """Dockerfile and archives; returns the id of the one commit in the image's repository."""
+    """Write Dockerfile and archives; returns the id of the one commit in the image's repository."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="testbed-") as scratch:
         tree = rows.commit_tree(task.base_files, Path(scratch))
@@ -124,18 +123,7 @@ def _write_image(folder: Path, task: MadeTask, base: str) -> str:
         Path(scratch, "run_tests.sh").write_text(rows.run_tests_script(task))
         paths = sorted(path for path in Path(scratch).rglob("*") if path.is_file())
         content = {p.relative_to(scratch).as_posix(): p.read_bytes() for p in paths}
-    (folder / "testbed.tar").write_bytes(_tar(content))
-    (folder / "r2e_tests.tar").write_bytes(_tar(rows.r2e_tests(task)))
+    (folder / "testbed.tar").write_bytes(pack(content))
+    (folder / "r2e_tests.tar").write_bytes(pack(rows.r2e_tests(task)))
     (folder / "Dockerfile").write_text(_DOCKERFILE.format(base=base))
     return tree.commit
-
-
-def _tar(files: Mapping[str, bytes]) -> bytes:
-    """Deterministic: no times, owners or modes of this machine."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path, data in files.items():
-            entry = tarfile.TarInfo(path)
-            entry.size = len(data)
-            tar.addfile(entry, io.BytesIO(data))
-    return buffer.getvalue()

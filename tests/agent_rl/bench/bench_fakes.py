@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -21,7 +22,7 @@ def policy(folder: Path) -> Path:
     return write_random_policy(folder / "policy", shape=SHAPE)
 
 
-def config(replay: str = "off") -> RunConfig:
+def config(replay: Literal["off", "r3"] = "off") -> RunConfig:
     return bench_config(replay)
 
 

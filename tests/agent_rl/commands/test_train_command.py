@@ -15,12 +15,14 @@ from agent_rl.commands.train import (
     finished_summary,
     train_command,
 )
-from agent_rl.config.reading import load_config, load_resolved
+from agent_rl.config.reading import dump_config, load_config, load_resolved
 from agent_rl.config.schema import RunConfig, TrainConfig, TrainerConfig
-from agent_rl.errors import ConfigError
+from agent_rl.errors import ConfigError, EngineError
 from agent_rl.metrics.sink import MetricsSink
 from agent_rl.metrics.summary import Evaluation, Summary, summarize
 from agent_rl.model.policies import policy_folder
+from agent_rl.run import training_run
+from agent_rl.run.interrupt import Interrupted
 from agent_rl.store.run_folder import RunFolder, RunFolderError
 
 
@@ -171,3 +173,46 @@ def test_the_end_of_a_run_compares_replay_on_the_same_samples(run: Path) -> None
     assert "same samples" in _replay_rows(paired)[1][0]
     alone = replace(summary, kl_no_replay_mean=4e-4)
     assert [name.strip() for name, _ in _replay_rows(alone)] == ["of a few samples, live routers"]
+
+
+def start_that_ends_with(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, begun: bool
+) -> Path:
+    """Run ``train`` on a configuration whose run raises ``error``; returns its folder."""
+
+    async def ends(config: RunConfig, folder: RunFolder, *_: object, **__: object) -> None:
+        if begun:
+            folder.metrics_file.write_text("")
+        raise error
+
+    monkeypatch.setattr(training_run, "run_training", ends)
+    config = tmp_path / "c.yaml"
+    config.write_text(dump_config(RunConfig(name="r", run_root=str(tmp_path))))
+    with pytest.raises(type(error)):
+        train_command(config, [], None)
+    return tmp_path / "r"
+
+
+@pytest.mark.parametrize("error", [ConfigError(["no tasks"]), EngineError("gone"), ValueError("?")])
+def test_a_start_that_fails_leaves_no_folder_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    assert not start_that_ends_with(error, tmp_path, monkeypatch, begun=False).exists()
+
+
+def test_a_failure_after_the_start_keeps_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = start_that_ends_with(EngineError("gone"), tmp_path, monkeypatch, begun=True)
+    assert (folder / "config.yaml").is_file()
+
+
+@pytest.mark.parametrize("error", [Interrupted(), KeyboardInterrupt()])
+def test_the_first_and_the_second_ctrl_c_say_how_to_go_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+) -> None:
+    folder = start_that_ends_with(error, tmp_path, monkeypatch, begun=True)
+    assert f"agent-rl train --resume {folder}" in capsys.readouterr().out.replace("\n", "")

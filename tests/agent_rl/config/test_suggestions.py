@@ -13,9 +13,8 @@ import pytest
 
 from agent_rl.commands.train import _disk_full_as_error, _resumed
 from agent_rl.config.reading import load_config
-from agent_rl.config.schema import PolicyConfig, RunConfig
+from agent_rl.config.schema import RunConfig
 from agent_rl.config.suggestions import command_line
-from agent_rl.doctor.needs import check_policy
 from agent_rl.errors import AgentRLError, ConfigError
 from agent_rl.store.run_folder import RunFolder
 from eval.tasks_cli import train_command
@@ -77,11 +76,8 @@ def test_a_full_disk(run: Path) -> None:
     assert words == ["agent-rl", "train", "--resume", str(run)]
 
 
-def test_a_policy_to_download_and_tasks_to_train_on(tmp_path: Path) -> None:
+def test_tasks_to_train_on(tmp_path: Path) -> None:
     where = tmp_path / "my models"
-    (check,) = check_policy(RunConfig(policy=PolicyConfig(str(where))))
-    line = check.advice.partition(", or set")[0]
-    assert shlex.split(line)[-2:] == ["--local-dir", str(where)]
     rows = f"tasks.rows={where / 'r2e_gym.jsonl'}"
     assert rows in shlex.split(train_command(where))
 

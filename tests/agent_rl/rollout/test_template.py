@@ -19,7 +19,7 @@ from agent_rl.errors import ConfigError
 from agent_rl.rollout.agent import run_trajectory
 from agent_rl.rollout.template import TemplateRenderer, check_template
 from agent_rl.types import GenerateRequest, TokenIds, Trajectory
-from envs.actions.hermes import HermesJson
+from envs.actions import HermesJson
 
 # As Qwen3: answers before the last user message lose their think block.
 DROPS_THINKING = (

@@ -162,3 +162,13 @@ def test_a_digest_of_tasks_tells_fields_apart_and_is_the_same_in_every_process()
         replace(TASK, metadata={"family": "step"}),
     ]
     assert len({tasks_digest([task]) for task in [TASK, *others]}) == 4
+
+
+def test_more_steps_are_told_only_where_they_change_the_rate(
+    folder: RunFolder, config: RunConfig
+) -> None:
+    longer = replace(config, train=replace(config.train, steps=20))
+    assert resume(folder, longer) == ["resuming after step 2"]
+    decaying = replace(longer, optim=OptimConfig(decay="linear"))
+    notes = resume(folder, decaying)
+    assert any("train.steps: got=20 expected=9 (the learning rate" in note for note in notes)

@@ -11,8 +11,8 @@ import numpy as np
 from loop_fakes import Notes, assembly, group
 
 from agent_rl.config.schema import RunConfig
-from agent_rl.engines.balanced import RoutedStats
-from agent_rl.engines.http.options import EngineStats
+from agent_rl.engines.balanced import BalancedStats
+from agent_rl.engines.http.engine_counters import EngineStats
 from agent_rl.engines.scripted import ScriptedGenerator
 from agent_rl.metrics.sink import MetricsSink
 from agent_rl.run.training_run import _TrainingRun
@@ -46,6 +46,6 @@ def test_counters_of_servers_are_logged_with_every_step(tmp_path: Path) -> None:
 
 def test_every_counter_is_explained_and_none_that_is_not_counted() -> None:
     counted = set(EngineStats().to_metrics("engine"))
-    counted |= {f"fleet_{name}" for name in vars(RoutedStats())}
+    counted |= {f"fleet_{name}" for name in vars(BalancedStats())}
     counted |= {"fleet_in_service", "fleet_server_restarts"}
     assert set(re.findall(r"`((?:engine|fleet)_\w+)`", PAGE.read_text())) == counted

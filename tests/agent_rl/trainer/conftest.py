@@ -20,7 +20,7 @@ from agent_rl.config.schema import (
     TrainConfig,
     TrainerConfig,
 )
-from agent_rl.model.shape import ModelShape
+from agent_rl.model.config_json import read_shape
 from agent_rl.trainer import parallel
 from agent_rl.trainer.megatron import MegatronTrainer
 from agent_rl.types import TrainSample
@@ -141,7 +141,7 @@ def make_samples(policy: Path) -> MakeSamples:
     def make(
         lengths: Sequence[int], *, seed: int = 0, folder: Path = policy, **kwargs: Any
     ) -> list[TrainSample]:
-        layout, rng = ModelShape.from_folder(folder).row_layout, np.random.default_rng(seed)
+        layout, rng = read_shape(folder).row_layout, np.random.default_rng(seed)
         return [
             make_sample(layout, n, rng, name=f"sample-{i}", **kwargs) for i, n in enumerate(lengths)
         ]

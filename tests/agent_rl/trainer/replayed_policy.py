@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from agent_rl.config.schema import TrainerConfig
+from agent_rl.model.config_json import read_shape
 from agent_rl.model.folders import read_folder
-from agent_rl.model.shape import ModelShape
 from agent_rl.trainer import cpu_backend
 from agent_rl.trainer.model import build_model, transformer_config
 from agent_rl.trainer.param_maps import param_maps
@@ -22,7 +22,7 @@ class Policy:
     """A model, its replay and a forward of ``[B, S]`` ids."""
 
     def __init__(self, folder: Path, recompute: str = "none", **model_options) -> None:
-        self.shape = ModelShape.from_folder(folder)
+        self.shape = read_shape(folder)
         config = transformer_config(self.shape, TrainerConfig(num_threads=1, recompute=recompute))
         for name, value in model_options.items():
             setattr(config, name, value)

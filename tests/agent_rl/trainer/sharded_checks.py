@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from conftest import make_sample, run_config
 
-from agent_rl.model.shape import ModelShape
+from agent_rl.model.config_json import read_shape
 from agent_rl.trainer.megatron import MegatronTrainer
 from agent_rl.types import TrainSample
 
@@ -33,7 +33,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def samples_of(policy: Path, seed: int) -> list[TrainSample]:
-    layout, rng = ModelShape.from_folder(policy).row_layout, np.random.default_rng(seed)
+    layout, rng = read_shape(policy).row_layout, np.random.default_rng(seed)
     return [make_sample(layout, n, rng, name=f"sample-{n}") for n in (9, 12, 14, 16)]
 
 

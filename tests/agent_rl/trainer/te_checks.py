@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from family_policies import load, write_family
 
 from agent_rl.config.schema import TrainerConfig
+from agent_rl.model.config_json import read_shape
 from agent_rl.model.folders import FolderTensors
-from agent_rl.model.shape import ModelShape
 from agent_rl.trainer import cpu_backend, parallel
 from agent_rl.trainer.model import build_model, transformer_config
 from agent_rl.trainer.param_maps import param_maps
@@ -25,11 +25,11 @@ from agent_rl.trainer.weights import export_like, export_weights, load_weights
 
 # Together they have every part: dense layers, biases, shared experts with and without a gate,
 # latent attention.
-FAMILIES = ("qwen3_moe, dense by list", "qwen2_moe", "deepseek_v3")
+FAMILIES = ("qwen3_moe, dense by list", "qwen2_moe", "deepseek_v3", "deepseek_v3, plain queries")
 
 
 def measure(folder: Path) -> dict[str, object]:
-    shape = ModelShape.from_folder(folder)
+    shape = read_shape(folder)
     config = transformer_config(shape, TrainerConfig(num_threads=1, layer_spec="portable"))
     config.transformer_impl, config.moe_grouped_gemm = "transformer_engine", True
     model = build_model(shape, config)

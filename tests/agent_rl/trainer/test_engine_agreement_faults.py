@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent_rl.config.schema import EngineConfig
 from agent_rl.engines.local import LocalEngine
 from agent_rl.types import Completion, GenerateRequest, SamplingParams, TrainSample
 from routing_cache import RoutingCache
@@ -21,7 +22,7 @@ def sampled(folder: Path, temperature: float) -> list[TrainSample]:
     """Three completions of the engine as train samples, log-probs and rows as it gave them."""
 
     async def work() -> list[Completion]:
-        engine = LocalEngine(folder, dtype="float32", max_sessions=4, max_tokens=96, num_threads=1)
+        engine = LocalEngine(folder, EngineConfig(dtype="float32", max_sessions=4), max_tokens=96)
         try:
             sampling = SamplingParams(temperature, 24, (), seed=5)
             return [
@@ -38,9 +39,9 @@ def sampled(folder: Path, temperature: float) -> list[TrainSample]:
 
 
 def as_sample(folder: Path, prompt: np.ndarray, completion: Completion) -> TrainSample:
-    from agent_rl.model.shape import ModelShape
+    from agent_rl.model.config_json import read_shape
 
-    session = RoutingCache(ModelShape.from_folder(folder).row_layout).session(0)
+    session = RoutingCache(read_shape(folder).row_layout).session(0)
     ids = np.concatenate([prompt, completion.token_ids]).astype(np.int32)
     session.record(
         ids,

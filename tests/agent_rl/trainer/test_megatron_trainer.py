@@ -12,8 +12,8 @@ from reference_policy import logits as reference_logits
 from trainer_samples import LENGTHS, with_rollout, without_rows
 
 from agent_rl.metrics.mismatch import abs_gap, exact_kl, f_taus, k3
+from agent_rl.model.config_json import read_shape
 from agent_rl.model.folders import read_folder
-from agent_rl.model.shape import ModelShape
 from agent_rl.trainer.weights import export_like
 from agent_rl.types import TrainSample
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.megatron
 
 def reference(folder: Path, samples: list[TrainSample], temperature: float = 1.0):
     """Float64 log-probs of the sampled tokens by sample, and the weights that carry gradients."""
-    shape = ModelShape.from_folder(folder)
+    shape = read_shape(folder)
     weights = {n: t.double().requires_grad_() for n, t in read_folder(folder).items()}
     values = []
     for sample in samples:

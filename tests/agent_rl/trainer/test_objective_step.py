@@ -12,8 +12,8 @@ import torch
 from reference_policy import logits as reference_logits
 
 from agent_rl.errors import ReplayError
+from agent_rl.model.config_json import read_shape
 from agent_rl.model.folders import read_folder
-from agent_rl.model.shape import ModelShape
 from agent_rl.trainer.reference_policy import ReferencePolicy
 from agent_rl.trainer.weights import export_like
 from agent_rl.types import TrainSample
@@ -37,7 +37,7 @@ def sampled_at(sample: TrainSample) -> torch.Tensor:
 
 def reference_loss(folder: Path, samples: list[TrainSample], config: dict, reduction: str):
     """The loss of ``TERMS`` in float64 at the starting weights, and those weights."""
-    shape = ModelShape.from_folder(folder)
+    shape = read_shape(folder)
     weights = {n: t.double().requires_grad_() for n, t in read_folder(folder).items()}
     total, units = torch.zeros((), dtype=torch.float64), 0
     for sample in samples:

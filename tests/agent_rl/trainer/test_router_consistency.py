@@ -10,8 +10,8 @@ import torch
 
 from agent_rl.config.schema import TrainerConfig
 from agent_rl.errors import ReplayError
+from agent_rl.model.config_json import read_shape
 from agent_rl.model.folders import read_folder
-from agent_rl.model.shape import ModelShape
 from agent_rl.trainer import cpu_backend
 from agent_rl.trainer.losses.router_consistency import (
     live_distribution,
@@ -84,7 +84,7 @@ def test_live_distribution_follows_the_scoring_rule_without_its_bias() -> None:
 
 
 def replayed(folder: Path, weight: float, **options) -> tuple[RouterReplay, torch.nn.Module]:
-    shape = ModelShape.from_folder(folder)
+    shape = read_shape(folder)
     config = transformer_config(shape, TrainerConfig(num_threads=1))
     for name, value in options.items():
         setattr(config, name, value)

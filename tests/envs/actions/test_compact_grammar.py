@@ -9,7 +9,7 @@ from affine_repo import affine_task
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.actions.compact_grammar import find_body, tidy
+from envs.actions.grammars.compact import find_body, tidy
 from envs.grading.case_runner import CaseRunner
 from envs.swe import SweEnv
 from envs.tasks.repair import take

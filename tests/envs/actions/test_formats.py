@@ -21,8 +21,8 @@ from envs.actions import (
     R2EXml,
     ToolCall,
 )
-from envs.actions.base import MAX_ARGUMENT_CHARS
-from envs.actions.schema import json_schema
+from envs.actions.calls import MAX_ARGUMENT_CHARS
+from envs.actions.grammars.schema import json_schema
 
 LS = ToolCall("execute_bash", {"cmd": "ls -la"})
 EDIT = ToolCall(

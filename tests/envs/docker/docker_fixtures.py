@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from r2e_specimens import BASE_IMAGE
 
+from envs.sandbox.docker.docker_errors import DockerError
 from envs.sandbox.docker.docker_py import DockerPyEngine
-from envs.sandbox.docker.errors import DockerError
 from envs.sandbox.docker.host import DockerHost, HostLimits
 
 PRIVATE_SOCKET = "unix:///opt/agent-rl-docker/docker.sock"

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from envs.sandbox.docker.docker_errors import ContainerGoneError, ImageMissingError
 from envs.sandbox.docker.engine import (
     ContainerSpec,
     ContainerState,
@@ -15,7 +16,6 @@ from envs.sandbox.docker.engine import (
     ImageInfo,
     ImageSummary,
 )
-from envs.sandbox.docker.errors import ContainerGoneError, ImageMissingError
 
 
 @dataclass

@@ -9,10 +9,10 @@ import pytest
 from r2e_specimens import BASE_IMAGE, SMALL
 
 from envs.base import Sandbox
-from envs.sandbox.docker.sandbox import DockerSandbox
+from envs.sandbox.docker.docker_sandbox import DockerSandbox
 from envs.sandbox.launch import SandboxSpec
 from envs.sandbox.limits import SandboxLimits
-from envs.sandbox.sandbox import WorkerSandbox
+from envs.sandbox.worker_sandbox import WorkerSandbox
 
 KINDS = ("bubblewrap", pytest.param("docker", marks=pytest.mark.docker))
 Cases = dict[str, str]

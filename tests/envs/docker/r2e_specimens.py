@@ -11,9 +11,9 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from envs.sandbox.docker.docker_sandbox import DockerSandbox
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.options import DockerOptions
-from envs.sandbox.docker.sandbox import DockerSandbox
 
 BASE_IMAGE = "agent-rl/base:py"
 SMALL = DockerOptions(

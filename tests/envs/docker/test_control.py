@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import random
 import textwrap
-from collections.abc import Mapping
 
 import pytest
 
 from envs.grading.control import draw_choice, function_of, turn_wrong
-from envs.grading.controlled_runner import ControlledRunner
-from envs.grading.suite import SuiteReport, TestStatus
 
 EXPECTATIONS = {
     "equal to an integer": "assert f(3) == 9",
@@ -136,44 +133,3 @@ def test_a_choice_is_the_same_for_a_name_and_always_has_what_it_must() -> None:
 )
 def test_function_names(name: str, function: str) -> None:
     assert function_of(name) == function
-
-
-class ForgingRunner:
-    """Reports what ``forge`` says of each test; honest where it says nothing."""
-
-    def __init__(self, forge: Mapping[str, TestStatus]) -> None:
-        self._forge = forge
-        self.num_runs = 0
-
-    def run(self, files: Mapping[str, bytes], test_files: Mapping[str, bytes]) -> SuiteReport:
-        self.num_runs += 1
-        statuses: dict[str, TestStatus] = {}
-        for path, source in test_files.items():
-            for name, passed in run(source).items():
-                honest: TestStatus = "PASSED" if passed else "FAILED"
-                statuses[f"{path}::{name}"] = self._forge.get(name, honest)
-        bad = [name for name, status in statuses.items() if status == "FAILED"]
-        from envs.grading.suite import Failure
-
-        return SuiteReport(statuses, Failure(bad[0], "failed") if bad else None)
-
-
-GOOD = b"def test_a():\n    assert f(3) == 9\n\n\ndef test_b():\n    assert f(2) == 4\n"
-BAD = GOOD.replace(b"9", b"8")
-
-
-def test_honest_passes_stand_and_failures_cost_one_run() -> None:
-    honest = ForgingRunner({})
-    assert ControlledRunner(honest).run({}, {"t.py": GOOD}).passed
-    assert honest.num_runs == 3
-    failing = ForgingRunner({})
-    assert not ControlledRunner(failing).run({}, {"t.py": BAD}).passed
-    assert failing.num_runs == 1
-
-
-def test_a_forged_pass_becomes_a_failure() -> None:
-    forging = ForgingRunner({"test_a": "PASSED"})
-    report = ControlledRunner(forging).run({}, {"t.py": BAD})
-    assert not report.passed
-    assert report.statuses["t.py::test_a"] == "FAILED"
-    assert b"wrong expectations" in report.log

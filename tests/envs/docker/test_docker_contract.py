@@ -11,11 +11,11 @@ from r2e_specimens import BASE_IMAGE, SMALL
 
 from envs.base import ExecResult, Sandbox
 from envs.errors import WorkspaceError
+from envs.sandbox.docker.docker_sandbox import DockerSandbox
 from envs.sandbox.docker.host import DockerHost
-from envs.sandbox.docker.sandbox import DockerSandbox
 from envs.sandbox.launch import SandboxSpec
 from envs.sandbox.limits import SandboxLimits
-from envs.sandbox.sandbox import WorkerSandbox
+from envs.sandbox.worker_sandbox import WorkerSandbox
 
 pytestmark = pytest.mark.docker
 KINDS = ("bubblewrap", "docker", "docker as a user")

@@ -13,13 +13,13 @@ import pytest
 from fake_engine import FakeEngine
 
 from envs.errors import InfrastructureError
-from envs.sandbox.docker.engine import ContainerSpec, ImageInfo
-from envs.sandbox.docker.errors import (
+from envs.sandbox.docker.docker_errors import (
     DiskLowError,
     DockerError,
     ImageMissingError,
     TransientDockerError,
 )
+from envs.sandbox.docker.engine import ContainerSpec, ImageInfo
 from envs.sandbox.docker.host import DockerHost, HostLimits
 from envs.sandbox.docker.options import DockerOptions
 from envs.sandbox.docker.ownership import (

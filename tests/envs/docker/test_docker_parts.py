@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from requests import Response
 
 from envs.errors import WorkspaceError
+from envs.sandbox.capture import CappedOutput
 from envs.sandbox.docker import docker_py
-from envs.sandbox.docker.capture import CappedOutput
 from envs.sandbox.docker.channel import ShellChannel
-from envs.sandbox.docker.errors import (
+from envs.sandbox.docker.docker_errors import (
     ContainerGoneError,
     DiskLowError,
     DockerError,

@@ -16,10 +16,10 @@ from docker_fixtures import DOCKER_URL, connect
 from r2e_specimens import BASE_IMAGE, SMALL
 
 from envs.errors import InfrastructureError
-from envs.sandbox.docker.errors import ImageMissingError
+from envs.sandbox.docker.docker_errors import ImageMissingError
+from envs.sandbox.docker.docker_sandbox import DockerSandbox
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.ownership import LABEL, RUN_LABEL
-from envs.sandbox.docker.sandbox import DockerSandbox
 
 pytestmark = pytest.mark.docker
 ROOT = Path(__file__).parents[3]
@@ -185,7 +185,7 @@ KILLED = """
     from docker_fixtures import connect
     from r2e_specimens import BASE_IMAGE, SMALL
     from envs.sandbox.docker.host import DockerHost
-    from envs.sandbox.docker.sandbox import DockerSandbox
+    from envs.sandbox.docker.docker_sandbox import DockerSandbox
     host = DockerHost(connect(), run_id="killed-run")
     boxes = [DockerSandbox.start(host, BASE_IMAGE, SMALL) for _ in range(3)]
     print("up", flush=True)

@@ -12,11 +12,12 @@ import pytest
 from yes_engine import YesEngine, make_box, make_engine
 
 from envs.errors import TaskError, TaskTimeoutError
-from envs.images import report_plugin
-from envs.images.grading import ImageGrader, TestRun, run_tests
+from envs.grading.plugin_report import TARGET_VARIABLE
+from envs.images.grading import ImageGrader
+from envs.images.official_tests import TestRun, run_tests
 from envs.images.task import ImageTask, TestPlan
 from envs.images.validation import ValidationCache
-from envs.sandbox.docker.errors import ArchiveTooLargeError
+from envs.sandbox.docker.docker_errors import ArchiveTooLargeError
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.options import DockerOptions
 
@@ -31,7 +32,7 @@ def run(deed: Deed) -> TestRun:
     engine.folders["/testbed/tests"] = TESTS
 
     def act(env: Mapping[str, str]) -> int:
-        report = env[report_plugin.PATH_VARIABLE]
+        report = env[TARGET_VARIABLE]
         nonce = posixpath.basename(report)
         records = [["tests/test_a.py::test_a", "call", "passed", False], ["", "finish", 0, False]]
         lines = "".join(json.dumps([nonce, record]) + "\n" for record in records)
@@ -115,7 +116,7 @@ def test_a_control_run_that_does_not_end_says_nothing_about_the_tests() -> None:
 
     def act(env: Mapping[str, str]) -> int | None:
         code = codes.pop(0)
-        report = env[report_plugin.PATH_VARIABLE]
+        report = env[TARGET_VARIABLE]
         outcome = "passed" if code == 0 else "failed"
         records = [[name, "call", outcome, False], ["", "finish", code or 0, False]]
         nonce = posixpath.basename(report)

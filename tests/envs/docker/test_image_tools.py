@@ -8,16 +8,16 @@ import pytest
 from yes_engine import YesEngine, make_box, make_engine
 
 from envs.actions import FORMATS, TOOL_SETS
-from envs.actions.base import CallError
+from envs.actions.calls import CallError
+from envs.actions.container_tools import ContainerTools, ToolSettings
 from envs.images.env import ImageEnv, ImageEnvParts
 from envs.images.grading import ImageGrader
 from envs.images.prepare import ImagePreparer, PreparedImage
 from envs.images.task import ImageTask
-from envs.images.tools import ImageTools, ToolSettings
 from envs.patches.git_patch import Baseline
+from envs.sandbox.docker.docker_sandbox import DockerSandbox
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.options import DockerOptions
-from envs.sandbox.docker.sandbox import DockerSandbox
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_text_that_no_command_or_file_can_hold_is_a_reply_and_not_a_failure(
     (call,) = FORMATS["hermes_json"]().parse(action, TOOL_SETS["r2e"]).calls
     assert not isinstance(call, CallError)
     before = len(engine.shell.sent)
-    reply = ImageTools(box, ToolSettings()).run(call)
+    reply = ContainerTools(box, ToolSettings()).run(call)
     assert reply.startswith("ERROR: ")
     reply.encode()
     assert len(engine.shell.sent) == before
@@ -69,7 +69,7 @@ def test_a_file_may_hold_a_nul_byte(box: DockerSandbox, engine: YesEngine) -> No
     action = said("file_editor", command="insert", path="n.bin", insert_line=0, new_str="a\0b")
     (call,) = FORMATS["hermes_json"]().parse(action, TOOL_SETS["r2e"]).calls
     assert not isinstance(call, CallError)
-    assert ImageTools(box, ToolSettings()).run(call).startswith("edited")
+    assert ContainerTools(box, ToolSettings()).run(call).startswith("edited")
     assert engine.shell.sent[-1].endswith(b"a\0b\n")
 
 

@@ -8,8 +8,8 @@ from fake_engine import FakeEngine
 
 from envs.images.environments import ImageEnvironments, ImageSettings
 from envs.images.prepare import PREPARED_LABEL, remove_old_images
+from envs.sandbox.docker.docker_errors import DockerError, TransientDockerError
 from envs.sandbox.docker.engine import ImageInfo
-from envs.sandbox.docker.errors import DockerError, TransientDockerError
 
 
 def engine_with(number: int) -> FakeEngine:

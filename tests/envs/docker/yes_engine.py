@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from fake_engine import FakeEngine
 
+from envs.sandbox.docker.docker_sandbox import DockerSandbox
 from envs.sandbox.docker.engine import ExecStream, ImageInfo
 from envs.sandbox.docker.host import DockerHost
 from envs.sandbox.docker.options import DockerOptions
-from envs.sandbox.docker.sandbox import DockerSandbox
 
 
 class Shell:

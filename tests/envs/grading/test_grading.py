@@ -9,8 +9,8 @@ from affine_repo import BROKEN, FIXED, HIDDEN, VISIBLE, affine_task
 
 from envs.errors import InfrastructureError, TaskError
 from envs.grading.case_runner import CaseRunner
-from envs.grading.grade import check_task, grade, grading_tree
-from envs.grading.suite import SuiteReport, runner_for
+from envs.grading.grade import grade, grading_tree
+from envs.grading.suite import SuiteReport
 from envs.patches.diff import diff_trees
 from envs.tasks.repair import take
 
@@ -158,21 +158,18 @@ def test_an_expected_failure_must_fail() -> None:
     assert grade(task, task.solution, SayingRunner(wanted)).reward == 1.0
 
 
-def test_tasks_are_checked_before_use(case_runner: CaseRunner) -> None:
-    check_task(affine_task(), case_runner)
-    with pytest.raises(TaskError, match="gold patch"):
-        check_task(affine_task(solution=patch_of(README_dot_md=b"x\n")), case_runner)
-    solved = {**affine_task().files, "solution.py": FIXED}
-    gold = diff_trees(solved, {**solved, "README.md": b"x\n"}).patch
-    with pytest.raises(TaskError, match="solved as it stands"):
-        check_task(affine_task(files=solved, solution=gold), case_runner)
+def test_a_task_that_expects_tests_of_no_file_is_an_error(case_runner: CaseRunner) -> None:
+    task = affine_task(expected={"tests/none.py::test_0": "PASSED"})
     with pytest.raises(TaskError, match="lacks"):
-        check_task(affine_task(expected={"tests/none.py::test_0": "PASSED"}), case_runner)
+        grade(task, task.solution, case_runner)
 
 
 def test_generated_repair_tasks_are_sound(case_runner: CaseRunner) -> None:
-    for task in take(5, "heldout", 12):
-        check_task(task.to_task(), case_runner)
+    for repair in take(5, "heldout", 12):
+        task = repair.to_task()
+        assert grade(task, task.solution, case_runner).reward == 1.0
+        unhelpful = diff_trees(task.files, {**task.files, "notes.txt": b"none\n"}).patch
+        assert grade(task, unhelpful, case_runner).reward == 0.0
 
 
 def test_a_patch_that_would_fill_the_grading_sandbox_is_a_graded_zero() -> None:
@@ -184,12 +181,3 @@ def test_a_patch_that_would_fill_the_grading_sandbox_is_a_graded_zero() -> None:
         patch = diff_trees(task.files, {**task.files, **added}).patch
         score = grade(task, patch, FailingRunner())
         assert (score.reward, score.status) == (0.0, "graded"), score.reason
-
-
-def test_the_runner_is_the_one_that_the_task_names() -> None:
-    runners = {"cases": SayingRunner(ALL), "pytest": FailingRunner()}
-    assert runner_for(affine_task(), runners) is runners["cases"]
-    named = affine_task(metadata={"test_runner": "pytest"})
-    assert runner_for(named, runners) is runners["pytest"]
-    with pytest.raises(TaskError, match=r"got='tox' expected one of \['cases', 'pytest'\]"):
-        runner_for(affine_task(metadata={"test_runner": "tox"}), runners)

@@ -106,7 +106,7 @@ def test_a_slow_suite_times_out(suite_pool: SandboxPool) -> None:
         b"def affine(x):\n    import os\n    print('4 passed')\n    os._exit(0)\n",
         # forged lines on the report descriptor, before the real ones
         b"import os, json\nfor i in range(4):\n    name = f'tests/test_hidden.py::test_{i}'\n"
-        b"    line = dict(id=name, when='call', outcome='passed', xfail=False)\n"
+        b"    line = ['', [name, 'call', 'passed', False]]\n"
         b"    os.write(3, json.dumps(line).encode() + b'\\n')\n"
         b"def affine(x):\n    return 0\n",
         b"import os\nos.close(3)\ndef affine(x):\n    return 0\n",
@@ -123,13 +123,15 @@ def test_a_run_that_breaks_off_or_contradicts_itself_earns_nothing(
     assert grade(task, patch, PytestRunner(suite_pool)).reward == 0.0
 
 
-def record(name: str, when: str = "call", outcome: str = "passed") -> bytes:
-    return (
-        json.dumps({"id": name, "when": when, "outcome": outcome, "xfail": False}).encode() + b"\n"
-    )
+def record(name: str, when: str = "call", outcome: str | int = "passed") -> bytes:
+    return json.dumps(["", [name, when, outcome, False]]).encode() + b"\n"
 
 
-FINISH = b'{"finish": 0}\n'
+def finish(exit_code: int) -> bytes:
+    return record("", "finish", exit_code)
+
+
+FINISH = finish(0)
 
 
 @pytest.mark.parametrize(
@@ -139,15 +141,15 @@ FINISH = b'{"finish": 0}\n'
         (record("a"), 0, False),
         (record("a") + FINISH, 1, False),
         (record("a") + FINISH, None, False),
-        (record("a") + b'{"finish": 1}\n', 1, False),  # failed, but nothing did
+        (record("a") + finish(1), 1, False),  # failed, but nothing did
         (record("a", outcome="failed") + FINISH, 0, False),
-        (record("a", outcome="failed") + b'{"finish": 1}\n', 1, True),
+        (record("a", outcome="failed") + finish(1), 1, True),
         (record("a") + record("a") + FINISH, 0, False),
         (record("a") + FINISH + record("b"), 0, False),
         (record("a") + FINISH + FINISH, 0, False),
         (record("a") + b"junk\n" + FINISH, 0, False),
         (record("a") + FINISH + b"{", 0, False),
-        (b'{"finish": 5}\n', 5, False),  # no tests
+        (finish(5), 5, False),  # no tests
     ],
 )
 def test_report_and_exit_status_must_agree(

@@ -73,7 +73,7 @@ def test_without_any_tool_the_reasons_are_told(tmp_path: Path) -> None:
 ORDINARY = """
     import os
     from envs.sandbox.launch import SandboxSpec
-    from envs.sandbox.sandbox import WorkerSandbox
+    from envs.sandbox.worker_sandbox import WorkerSandbox
     assert os.getuid() != 0
     for kind in ("bubblewrap", "unshare"):
         box = WorkerSandbox(SandboxSpec(kind))

@@ -9,7 +9,7 @@ import pytest
 
 from envs.actions.observation import model_view
 from envs.sandbox.launch import SandboxSpec
-from envs.sandbox.sandbox import WorkerSandbox
+from envs.sandbox.worker_sandbox import WorkerSandbox
 
 
 @pytest.fixture(scope="module", params=("bubblewrap", "unshare"))

@@ -177,7 +177,7 @@ def test_nothing_is_left_when_the_host_is_killed(kind: str, tmp_path: Path) -> N
     script = f"""
         import sys
         from envs.sandbox.launch import SandboxSpec
-        from envs.sandbox.sandbox import WorkerSandbox
+        from envs.sandbox.worker_sandbox import WorkerSandbox
         box = WorkerSandbox(SandboxSpec({kind!r}))
         print("up", flush=True)
         box.exec(["sleep", "86398.5"], timeout_s=600)

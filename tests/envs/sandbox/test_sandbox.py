@@ -12,7 +12,7 @@ import pytest
 from envs.errors import InfrastructureError, SandboxFullError, WorkspaceError
 from envs.sandbox.launch import SandboxSpec
 from envs.sandbox.limits import SandboxLimits
-from envs.sandbox.sandbox import WorkerSandbox
+from envs.sandbox.worker_sandbox import WorkerSandbox
 
 KINDS = ("bubblewrap", "unshare", "process")
 ISOLATED = ("bubblewrap", "unshare")

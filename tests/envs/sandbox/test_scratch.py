@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 KILLED = """
 import os, signal
 from envs.sandbox.launch import SandboxSpec
-from envs.sandbox.sandbox import WorkerSandbox
+from envs.sandbox.worker_sandbox import WorkerSandbox
 box = WorkerSandbox(SandboxSpec("bubblewrap"))
 box.write("a", b"1")
 os.kill(os.getpid(), signal.SIGKILL)

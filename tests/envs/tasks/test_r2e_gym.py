@@ -12,14 +12,9 @@ import pyarrow.parquet as parquet
 import pytest
 
 from envs.errors import TaskError
+from envs.grading.plugin_report import read_report
 from envs.images.audit import protected_paths, suspicious_means
-from envs.images.outcomes import (
-    normal_expected,
-    read_printed,
-    read_report,
-    rename,
-    unexpected,
-)
+from envs.images.outcomes import normal_expected, read_printed, rename, unexpected
 from envs.images.sections import split_patch
 from envs.images.task import IMAGE_PROTECTED
 from envs.patches.apply import apply_patch

@@ -13,24 +13,27 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from contract_cases import CONTEXT_LENGTH, Reference, UnderTest
 from wires import RecordingWire, ReplayWire, load_recording, save_recording
 
-from agent_rl.engines.http.fleet import LAUNCHERS, SERVERS, EngineKind, FleetSpec, free_ports
-from agent_rl.engines.http.options import EngineOptions
-from agent_rl.engines.http.process import ServerProcess, engines_dir
-from agent_rl.engines.http.served_engine import HttpEngine
+from agent_rl.config.schema import EngineConfig
+from agent_rl.engines.http.deployment import Deployment
+from agent_rl.engines.http.http_engine import HttpEngine
+from agent_rl.engines.http.server_fleet import DIALECTS, free_ports
+from agent_rl.engines.http.server_process import ServerProcess, engines_dir
+from agent_rl.engines.http.serving_folder import prepare_serving_folder
 from agent_rl.engines.http.transport import HttpTransport, TransportOptions
-from agent_rl.engines.http.weight_export import prepare_serving_folder
 from agent_rl.engines.http.weight_reference import TransformersReference
-from agent_rl.engines.local.engine import LocalEngine
+from agent_rl.engines.local.local_engine import LocalEngine
+from agent_rl.model.config_json import ServedModel, read_served_model
 from agent_rl.model.random_policy import write_random_policy
-from agent_rl.model.served import ServedModel, read_served_model
 from agent_rl.run.warmstart.train import TinyMoEShape
 
+EngineKind = Literal["sglang", "vllm"]
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 REAL: tuple[EngineKind, ...] = tuple(
     kind
@@ -93,7 +96,8 @@ def start_server(
         if kind not in running:
             work_dir = tmp_path_factory.mktemp(kind)
             folder = prepare_serving_folder(policies.before, work_dir / "serving")
-            spec = LAUNCHERS[kind](fleet_spec(kind, policies, work_dir), folder, free_ports(1)[0])
+            of_kind = deployment(kind, policies, work_dir)
+            spec = DIALECTS[kind].spec(of_kind, folder, free_ports(1)[0])
             running[kind] = server = RealServer(kind, ServerProcess(spec), work_dir)
             server.process.start()
             asyncio.run(server.process.wait_healthy())
@@ -108,15 +112,13 @@ def start_server(
             )
 
 
-def fleet_spec(kind: EngineKind, policies: Policies, work_dir: Path) -> FleetSpec:
-    return FleetSpec(
-        kind,
-        policies.before,
-        work_dir,
-        context_length=CONTEXT_LENGTH,
-        weight_transfer=transfer(kind),
-        niceness=10,
-    )
+def deployment(
+    kind: EngineKind, policies: Policies, work_dir: Path, **settings: object
+) -> Deployment:
+    """One small server of ``policies.before``; ``settings`` replace keys of its configuration."""
+    own = {"kind": kind, "dtype": "float32", "max_sessions": 64, "weight_transfer": transfer(kind)}
+    config = EngineConfig(**(own | settings))
+    return Deployment(config, policies.before, work_dir, context_length=CONTEXT_LENGTH, niceness=10)
 
 
 def transfer(kind: EngineKind) -> str:
@@ -140,19 +142,11 @@ def open_engine(policies: Policies, tmp_path: Path, start_server: StartServer) -
         )
 
     async def connect(kind: EngineKind, transport: HttpTransport) -> HttpEngine:
-        options = EngineOptions(
-            name=kind,
-            weight_transfer=transfer(kind),
-            exchange=tmp_path / "weights",
-            template=policies.before,
-        )
-        server = SERVERS[kind](transport, policies.model)
-        vocab_size = policies.model.vocab_size
         return await HttpEngine.connect(
-            server,
-            policies.model.layout,
-            options,
-            vocab_size=vocab_size,
+            DIALECTS[kind].connect(transport, policies.model),
+            policies.model,
+            deployment(kind, policies, tmp_path),
+            name=kind,
             reference=TransformersReference(policies.before),
         )
 
@@ -160,10 +154,8 @@ def open_engine(policies: Policies, tmp_path: Path, start_server: StartServer) -
     async def open_local() -> AsyncIterator[UnderTest]:
         engine = LocalEngine(
             policies.before,
-            dtype="float32",
-            max_sessions=16,
+            EngineConfig(dtype="float32", max_sessions=16),
             max_tokens=CONTEXT_LENGTH,
-            num_threads=1,
         )
         try:
             yield wrap(engine, "local")
@@ -199,7 +191,7 @@ def open_engine(policies: Policies, tmp_path: Path, start_server: StartServer) -
         if engine == "local":
             return open_local()
         how, _, kind = engine.partition("-")
-        assert kind in SERVERS
+        assert kind in DIALECTS
         return open_real(start_server(kind), case) if how == "real" else open_recorded(kind, case)
 
     return open_named

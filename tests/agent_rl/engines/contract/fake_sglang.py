@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 import httpx
 import numpy as np
 
+from agent_rl.model.config_json import ServedModel
+from agent_rl.model.shape import HFNames
 from routing_cache import RowLayout
 
 LAYOUT = RowLayout(num_hidden_layers=3, moe_layers=(1, 2), num_experts=16, moe_top_k=2)
 VOCAB_SIZE = 100
+MODEL = ServedModel(LAYOUT, VOCAB_SIZE, "fake", False, HFNames())
 Answer = dict[str, object]
 # Changes an answer to /generate, gives another response, or raises.
 Fault = Callable[[Answer], "Answer | httpx.Response"]

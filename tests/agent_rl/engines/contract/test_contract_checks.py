@@ -10,7 +10,7 @@ import pytest
 from conftest import Policies
 from contract_cases import Reference, UnderTest, prompt_of
 
-from agent_rl.engines.local.engine import LocalEngine
+from agent_rl.engines.local.local_engine import LocalEngine
 from agent_rl.types import Completion, Rows
 
 PROMPT, NEW = prompt_of(20, seed=1), prompt_of(6, seed=2)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fake_sglang import (
-    LAYOUT,
+    MODEL,
     VOCAB_SIZE,
     Answer,
     FakeSGLang,
@@ -26,11 +26,12 @@ from fake_sglang import (
     true_rows,
 )
 
-from agent_rl.engines.balanced import RoutedEngine, RoutedOptions
-from agent_rl.engines.http.options import EngineOptions
-from agent_rl.engines.http.served_engine import HttpEngine
+from agent_rl.config.schema import EngineConfig
+from agent_rl.engines.balanced import BalancedEngine, BalancedOptions
+from agent_rl.engines.http.deployment import Deployment
+from agent_rl.engines.http.http_engine import HttpEngine
+from agent_rl.engines.http.server_weights import WeightReference
 from agent_rl.engines.http.transport import HttpTransport, TransportOptions
-from agent_rl.engines.http.weight_push import WeightReference
 from agent_rl.engines.sglang import SGLangServer
 from agent_rl.engines.vllm import VLLMServer
 from agent_rl.errors import (
@@ -46,7 +47,7 @@ from agent_rl.types import Completion, GenerateRequest, SamplingParams
 
 WEIGHTS = {"model.embed_tokens.weight": torch.ones(2, 2)}
 FAST = TransportOptions(backoff_s=0.001)
-ROUTED = RoutedOptions(revive_every_s=0.01, revive_timeout_s=5.0, min_warm_tokens=16)
+BALANCED = BalancedOptions(revive_every_s=0.01, revive_timeout_s=5.0, min_warm_tokens=16)
 
 
 async def connect(
@@ -54,13 +55,20 @@ async def connect(
     name: str = "e",
     *,
     reference: WeightReference | None = None,
-    **options: object,
+    work_dir: Path = Path("unused"),
+    refuse_bad_rows: bool = True,
+    **settings: object,
 ) -> HttpEngine:
-    server = SGLangServer(HttpTransport(f"http://{name}", FAST, fake), LAYOUT, VOCAB_SIZE)
-    engine_options = EngineOptions(name=name, drain_timeout_s=0.5, **options)
-    return await HttpEngine.connect(
-        server, LAYOUT, engine_options, vocab_size=VOCAB_SIZE, reference=reference
+    server = SGLangServer(HttpTransport(f"http://{name}", FAST, fake), MODEL)
+    own = {"kind": "sglang", "dtype": "float32", "max_sessions": 64} | settings
+    deployment = Deployment(
+        EngineConfig(**own),
+        policy_folder("builtin:tiny_moe"),
+        work_dir,
+        refuse_bad_rows=refuse_bad_rows,
+        drain_timeout_s=0.5,
     )
+    return await HttpEngine.connect(server, MODEL, deployment, name=name, reference=reference)
 
 
 def ask(
@@ -154,25 +162,22 @@ BAD_REPLIES: dict[str, tuple[Fault, str]] = {
 def test_the_folder_of_an_update_that_failed_is_removed_and_the_one_before_stays(
     tmp_path: Path,
 ) -> None:
+    weights = tmp_path / "weights"
+
     async def scenario() -> None:
         fake = FakeSGLang()
-        options = {
-            "weight_transfer": "disk",
-            "exchange": tmp_path,
-            "template": policy_folder("builtin:tiny_moe"),
-        }
-        engine = await connect(fake, **options)
+        engine = await connect(fake, work_dir=tmp_path, weight_transfer="disk")
         await engine.load_weights(WEIGHTS, 1)
-        assert [path.name for path in tmp_path.iterdir()] == ["e-v1"]
+        assert [path.name for path in weights.iterdir()] == ["e-v1"]
         fake.loads_folders = False
         with pytest.raises(EngineError, match="weight version"):
             await engine.load_weights(WEIGHTS, 2)
-        assert [path.name for path in tmp_path.iterdir()] == ["e-v1"]
+        assert [path.name for path in weights.iterdir()] == ["e-v1"]
         fake.loads_folders = True
         await engine.load_weights(WEIGHTS, 3)
-        assert [path.name for path in tmp_path.iterdir()] == ["e-v3"]
+        assert [path.name for path in weights.iterdir()] == ["e-v3"]
         await engine.aclose()
-        assert list(tmp_path.iterdir()) == []
+        assert list(weights.iterdir()) == []
 
     run(scenario)
 
@@ -253,7 +258,7 @@ def test_a_late_answer_is_not_asked_for_again_by_a_fleet_and_keeps_the_engine_in
 
     async def scenario() -> None:
         fake = FakeSGLang()
-        fleet = RoutedEngine([await connect(fake)], ROUTED)
+        fleet = BalancedEngine([await connect(fake)], BALANCED)
         fake.faults = [too_late] * 50
         async with asyncio.timeout(10):
             with pytest.raises(EngineTimeoutError, match="ReadTimeout"):
@@ -274,7 +279,7 @@ def test_a_server_that_hangs_leaves_service() -> None:
     fake = FakeSGLang()
 
     async def scenario() -> None:
-        fleet = RoutedEngine([await connect(fake)], ROUTED)
+        fleet = BalancedEngine([await connect(fake)], BALANCED)
         fake.faults = [hang]
         with pytest.raises(EngineTimeoutError):
             await fleet.generate(ask(ids(9)))
@@ -301,8 +306,8 @@ def test_what_is_no_engine_is_told_by_its_address(text: str) -> None:
     async def scenario() -> None:
         wire = Page(httpx.Response(200, text=text))
         for server in (
-            SGLangServer(HttpTransport("http://other", FAST, wire), LAYOUT, VOCAB_SIZE),
-            VLLMServer(HttpTransport("http://other", FAST, wire), LAYOUT),
+            SGLangServer(HttpTransport("http://other", FAST, wire), MODEL),
+            VLLMServer(HttpTransport("http://other", FAST, wire), MODEL),
         ):
             with pytest.raises(EngineError, match=r"http://other|SGLang names no context length"):
                 await server.facts()
@@ -522,9 +527,9 @@ def test_the_probe_believes_answers_not_flags(what: str) -> None:
     run(scenario)
 
 
-async def fleet_of(*fakes: FakeSGLang) -> RoutedEngine:
+async def fleet_of(*fakes: FakeSGLang) -> BalancedEngine:
     engines = [await connect(fake, f"e{n}") for n, fake in enumerate(fakes)]
-    return RoutedEngine(engines, ROUTED)
+    return BalancedEngine(engines, BALANCED)
 
 
 def test_a_killed_engine_loses_no_trajectory() -> None:

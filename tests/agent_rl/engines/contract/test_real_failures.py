@@ -10,16 +10,15 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import orjson
 import pytest
-from conftest import REAL, Policies, fleet_spec, transfer
+from conftest import REAL, EngineKind, Policies, deployment, transfer
 from contract_cases import UnderTest, ask, prompt_of
 
-from agent_rl.engines.http.fleet import EngineKind, ServerFleet
+from agent_rl.engines.http.server_fleet import ServerFleet
 
 NUM_TRAJECTORIES, NUM_TURNS, KILL_AT = 4, 5, 2
 CONFIG = Path(__file__).parents[4] / "configs" / "repair_tiny_sglang.yaml"
@@ -39,8 +38,8 @@ def test_a_killed_server_loses_no_trajectory_and_gets_its_weights_back(
     kind: EngineKind, num_servers: int, policies: Policies, tmp_path: Path
 ) -> None:
     """Alone, it is waited for; beside another one, its sessions move. Weights come from disk."""
-    spec = replace(fleet_spec(kind, policies, tmp_path), weight_transfer="disk")
-    fleet = ServerFleet(replace(spec, num_servers=num_servers))
+    settings = {"weight_transfer": "disk", "num_servers": num_servers}
+    fleet = ServerFleet(deployment(kind, policies, tmp_path, **settings))
     under_test = UnderTest(
         fleet,
         policies.reference_before,

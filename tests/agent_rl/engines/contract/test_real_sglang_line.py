@@ -10,13 +10,12 @@ import httpx
 import numpy as np
 import orjson
 import pytest
-from conftest import Policies, StartServer
+from conftest import Policies, StartServer, deployment
 from contract_cases import UnderTest, ask, prompt_of
 from fake_sglang import Fault, change_meta, hang_up, too_late
 
-from agent_rl.engines.http.fleet import SERVERS
-from agent_rl.engines.http.options import EngineOptions
-from agent_rl.engines.http.served_engine import HttpEngine
+from agent_rl.engines.http.http_engine import HttpEngine
+from agent_rl.engines.http.server_fleet import DIALECTS
 from agent_rl.engines.http.transport import HttpTransport
 from agent_rl.errors import EngineReplyError, EngineUnavailableError
 
@@ -60,12 +59,12 @@ def test_nothing_is_lost_or_mixed_up_on_a_bad_line(
 
     async def scenario() -> None:
         line = BadLine()
-        server = SERVERS["sglang"](HttpTransport(url, wire=line), policies.model)
+        server = DIALECTS["sglang"].connect(HttpTransport(url, wire=line), policies.model)
         engine = await HttpEngine.connect(
             server,
-            policies.model.layout,
-            EngineOptions(name="sglang", exchange=tmp_path / "weights", template=policies.before),
-            vocab_size=policies.model.vocab_size,
+            policies.model,
+            deployment("sglang", policies, tmp_path),
+            name="sglang",
         )
         loaded = dict(policies.reference_before.model.named_parameters())
         await engine.load_weights({name: p.detach() for name, p in loaded.items()}, 1)

@@ -19,20 +19,25 @@ from safetensors.torch import load_file
 
 from agent_rl.config.schema import EngineConfig, PolicyConfig, RunConfig
 from agent_rl.doctor.server_checks import check_servers
-from agent_rl.engines.http.fleet import FleetSpec, ServerFleet, free_ports
-from agent_rl.engines.http.process import RestartPolicy, ServerProcess, ServerSpec, Supervisor
-from agent_rl.engines.http.transport import TransportOptions
-from agent_rl.engines.http.weight_export import (
+from agent_rl.engines.balanced.warm_prefixes import BLOCK_TOKENS, PrefixIndex
+from agent_rl.engines.http.deployment import Deployment
+from agent_rl.engines.http.server_fleet import ServerFleet, free_ports
+from agent_rl.engines.http.server_process import (
+    RestartPolicy,
+    ServerProcess,
+    ServerSpec,
+    Supervisor,
+)
+from agent_rl.engines.http.serving_folder import (
     HEAD,
     prepare_serving_folder,
     serving_weights,
     write_serving_folder,
 )
+from agent_rl.engines.http.transport import TransportOptions
 from agent_rl.engines.http.weight_reference import TransformersReference
-from agent_rl.engines.warm_prefixes import BLOCK_TOKENS, PrefixIndex
-from agent_rl.errors import ConfigError, EngineUnavailableError
+from agent_rl.errors import EngineUnavailableError
 from agent_rl.model.policies import policy_folder
-from agent_rl.model.served import read_served_model
 from agent_rl.store.owned_folder import OwnedFolder, ownerless
 
 _SERVER = """
@@ -113,7 +118,7 @@ def test_a_server_dies_with_its_owner_even_by_sigkill(tmp_path: Path) -> None:
     owner_code = (
         "import asyncio, sys, time\n"
         "from pathlib import Path\n"
-        "from agent_rl.engines.http.process import ServerProcess, ServerSpec\n"
+        "from agent_rl.engines.http.server_process import ServerProcess, ServerSpec\n"
         f"spec = ServerSpec(name='toy', command={spec.command!r}, url={spec.url!r}, "
         f"health_path='/', log_file=Path({str(spec.log_file)!r}))\n"
         "process = ServerProcess(spec)\nprocess.start()\n"
@@ -165,17 +170,12 @@ def test_weights_that_a_killed_process_left_are_removed_and_nobody_elses(tmp_pat
     (killed / ".lock").touch()
     for folder in (killed, living):
         os.utime(folder, (0, 0))
-    spec = FleetSpec(
-        "sglang",
-        policy_folder("builtin:tiny_moe"),
-        ours,
-        urls=(f"http://127.0.0.1:{free_ports(1)[0]}",),
-        verify_weights=False,
-        transport=TransportOptions(max_attempts=1),
-    )
+    url = f"http://127.0.0.1:{free_ports(1)[0]}"
+    config = EngineConfig(kind="sglang", dtype="float32", urls=(url,), verify_weights=False)
+    policy, once = policy_folder("builtin:tiny_moe"), TransportOptions(max_attempts=1)
 
     async def scenario() -> None:
-        fleet = ServerFleet(spec)
+        fleet = ServerFleet(Deployment(config, policy, ours, transport=once))
         with pytest.raises(EngineUnavailableError):
             await fleet.start()
         for folder in (killed, ours):
@@ -220,22 +220,6 @@ def test_the_reference_scores_new_weights(policies: Policies) -> None:
         assert np.abs(reference.score(weights, ids) - expected).max() < 1e-5
 
 
-def test_layer_maps_of_the_model_families(tmp_path: Path) -> None:
-    def moe_layers(**config: object) -> tuple[int, ...]:
-        import json
-
-        base = {"num_hidden_layers": 6, "num_experts_per_tok": 2, "vocab_size": 9}
-        (tmp_path / "config.json").write_text(json.dumps({**base, **config}))
-        return read_served_model(tmp_path).layout.moe_layers
-
-    assert moe_layers(num_experts=8) == (0, 1, 2, 3, 4, 5)
-    assert moe_layers(num_experts=8, decoder_sparse_step=2) == (1, 3, 5)
-    assert moe_layers(num_experts=8, mlp_only_layers=[0, 3]) == (1, 2, 4, 5)
-    assert moe_layers(n_routed_experts=8, first_k_dense_replace=2, moe_layer_freq=1) == (2, 3, 4, 5)
-    with pytest.raises(ConfigError, match="Mixture-of-Experts"):
-        moe_layers()
-
-
 def test_the_prefix_index_knows_whole_blocks_and_forgets() -> None:
     index = PrefixIndex(2, max_blocks=4)
     ids = np.arange(3 * BLOCK_TOKENS + 5, dtype=np.int32)
@@ -253,18 +237,15 @@ def test_the_prefix_index_knows_whole_blocks_and_forgets() -> None:
 def test_the_doctor_names_what_a_server_configuration_lacks(
     policies: Policies, tmp_path: Path
 ) -> None:
-    base = RunConfig(policy=PolicyConfig(str(policies.before)))
+    base = RunConfig(policy=PolicyConfig(path=str(policies.before)))
     assert list(check_servers(base)) == []
     (port,) = free_ports(1)
     engine = EngineConfig(kind="sglang", urls=(f"http://127.0.0.1:{port}",))
     findings = {f.name: f for f in check_servers(replace(base, engine=engine))}
-    assert findings["served model"].detail == "3 MoE layers, 4 of 16 experts a token"
+    assert findings["served model"].detail == "3 MoE layers, 4 of 16 experts per token"
     assert findings["served model's head"].verdict == "warning"
     assert findings[f"http://127.0.0.1:{port}"].verdict == "missing"
     engine = EngineConfig(kind="sglang", device="cuda", num_servers=4, tensor_parallel=64)
     findings = {f.name: f for f in check_servers(replace(base, engine=engine))}
-    assert "install.sh sglang" in findings["sglang environment"].advice or (
-        findings["sglang environment"].verdict == "ok"
-    )
     assert findings["GPUs for servers"].verdict == "missing"
     assert findings["GPUs for servers"].detail.endswith("256 needed by the servers")

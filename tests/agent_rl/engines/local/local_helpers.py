@@ -12,6 +12,7 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
+from agent_rl.config.schema import EngineConfig
 from agent_rl.engines.local import LocalEngine
 from agent_rl.types import Completion, Floats, GenerateRequest, Rows, SamplingParams, TokenIds
 
@@ -47,11 +48,11 @@ def with_engine(
     folder: Path, work: Callable[[LocalEngine], Coroutine[Any, Any, _T]], **settings: object
 ) -> _T:
     """Run ``work`` on a fresh float32 engine, with a deadline so that a hang is a failure."""
-    options: dict[str, Any] = {"dtype": "float32", "max_sessions": 16, "max_tokens": 96}
-    options |= {"num_threads": 1} | settings
+    config: dict[str, Any] = {"dtype": "float32", "max_sessions": 16} | settings
+    max_tokens = config.pop("max_tokens", 96)
 
     async def limited() -> _T:
-        engine = LocalEngine(folder, **options)
+        engine = LocalEngine(folder, EngineConfig(**config), max_tokens=max_tokens)
         try:
             async with asyncio.timeout(60):
                 return await work(engine)

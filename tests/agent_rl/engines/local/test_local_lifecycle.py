@@ -12,6 +12,7 @@ import torch
 from local_helpers import MakeFolder, ask, build_model, log_softmax, prompt, reference, with_engine
 from safetensors.torch import load_file
 
+from agent_rl.config.schema import EngineConfig
 from agent_rl.engines.local import LocalEngine
 from agent_rl.errors import CapacityError, EngineError
 from agent_rl.types import GenerateRequest
@@ -228,7 +229,7 @@ def test_closing_fails_what_still_runs(folder: Path) -> None:
 
 
 def test_one_engine_serves_one_event_loop_after_another(folder: Path) -> None:
-    engine = LocalEngine(folder, dtype="float32", max_sessions=4, max_tokens=96, num_threads=1)
+    engine = LocalEngine(folder, EngineConfig(dtype="float32", max_sessions=4), max_tokens=96)
 
     async def abandoned() -> None:
         call = engine.generate(ask("s", prompt(1), max_new_tokens=80, stop=()))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agent_rl.config.schema import PolicyConfig, RunConfig
+from agent_rl.config.schema import EngineConfig, PolicyConfig, RunConfig
 from agent_rl.engines.local import LocalEngine
 from agent_rl.errors import CheckpointError
 from agent_rl.model.policies import policy_folder
@@ -47,5 +47,5 @@ def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["bench_moe32", "bench_moe8", "bench_dense"])
 def test_shipped_exports_load_in_the_engine(name: str) -> None:
-    engine = LocalEngine(policy_folder(f"builtin:{name}"), max_sessions=8, num_threads=1)
+    engine = LocalEngine(policy_folder(f"builtin:{name}"), EngineConfig(max_sessions=8))
     assert engine.row_layout.num_moe_layers == 4

@@ -8,8 +8,8 @@ import pytest
 from safetensors import safe_open
 from transformers.utils import logging as hf_logging
 
+from agent_rl.model.config_json import read_shape
 from agent_rl.model.policies import builtin_policies, policy_folder
-from agent_rl.model.shape import ModelShape
 from agent_rl.run.warmstart.recipes import RECIPES
 from agent_rl.run.warmstart.run import save_quietly
 from agent_rl.run.warmstart.train import build_tiny_moe
@@ -24,7 +24,7 @@ def test_every_recipe_has_its_policy() -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_policy_has_the_recipes_shape_and_precision(name: str) -> None:
     folder, recipe = policy_folder(f"builtin:{name}"), RECIPES[name]
-    shape = ModelShape.from_folder(folder)
+    shape = read_shape(folder)
     wanted = recipe.shape
     assert (shape.num_layers, shape.num_experts) == (wanted.num_layers, wanted.num_experts)
     assert (shape.moe_top_k, shape.expert_width) == (wanted.moe_top_k, wanted.expert_width)

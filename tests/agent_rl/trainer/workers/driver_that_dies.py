@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rank_cases import config, local_pids
 
-from agent_rl.trainer.workers.fleet import TrainerFleet
 from agent_rl.trainer.workers.start import start_trainer
+from agent_rl.trainer.workers.trainer_fleet import TrainerFleet
 
 folder, policy = (Path(argument) for argument in sys.argv[1:3])
 trainers: list[TrainerFleet] = []

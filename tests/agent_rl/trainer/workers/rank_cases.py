@@ -16,9 +16,9 @@ import pytest
 from agent_rl.config.schema import AlgorithmConfig, OptimConfig, RunConfig, TrainerConfig
 from agent_rl.errors import ReplayError, TrainerError
 from agent_rl.trainer.megatron import MegatronTrainer
-from agent_rl.trainer.workers.fleet import TrainerFleet
 from agent_rl.trainer.workers.local import LocalWorkers
 from agent_rl.trainer.workers.start import start_trainer
+from agent_rl.trainer.workers.trainer_fleet import TrainerFleet
 from agent_rl.types import TrainSample
 
 LENGTHS = (12, 20, 33, 40, 25, 18)

@@ -25,8 +25,8 @@ from rank_cases import (
 )
 
 from agent_rl.errors import ConfigError, TrainerError
-from agent_rl.trainer.workers.fleet import TrainerFleet
 from agent_rl.trainer.workers.start import start_trainer
+from agent_rl.trainer.workers.trainer_fleet import TrainerFleet
 
 pytestmark = [pytest.mark.slow, pytest.mark.megatron]
 

@@ -1,0 +1,1 @@
+"""Grammars: the text of a model to tool calls, and the results of calls to text."""
