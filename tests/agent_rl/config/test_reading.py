@@ -294,9 +294,7 @@ def test_what_is_not_yaml_is_told_by_line_and_column(
 def test_bytes_that_are_no_text_are_told_by_line_and_column(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_bytes("seed: 1\nname: ü".encode("latin-1"))
-    with pytest.raises(
-        ConfigError, match=r"config\.yaml:2:7: not valid YAML: byte 0xfc is"
-    ):
+    with pytest.raises(ConfigError, match=r"config\.yaml:2:7: not valid YAML: byte 0xfc is"):
         load_config(file)
 
 
