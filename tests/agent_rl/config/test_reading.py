@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from agent_rl.config.reading import (
     load_config,
     load_resolved,
 )
-from agent_rl.config.schema import RunConfig, TrainConfig
+from agent_rl.config.schema import RunConfig
 from agent_rl.errors import ConfigError
 
 REPOSITORY = Path(__file__).parents[3]
@@ -173,17 +172,6 @@ def test_no_word_of_the_libraries_reaches_a_user(tmp_path: Path) -> None:
         assert not re.search(r"pydantic|https?:|[Ii]nput should|omegaconf|type=|constr", problem)
 
 
-def test_a_section_made_in_code_is_checked_alike() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^TrainConfig: steps: got 0 \(int\), expected int, 1 or"
-    ):
-        TrainConfig(steps=0)
-    with pytest.raises(ConfigError, match="did you mean save_every"):
-        TrainConfig(save_evry=1)
-    with pytest.raises(ConfigError, match="expected a list of str"):
-        replace(RunConfig().engine, urls=["http://a:1"])  # type: ignore[arg-type]
-
-
 def test_all_faults_at_once_one_line_each(tmp_path: Path) -> None:
     text = "seeed: 1\ntrain: {steps: many, save_evry: 3}\noptim: {lr: [1]}"
     problems = _problems(tmp_path, text)
@@ -269,33 +257,6 @@ def test_mandatory_value_left_open_is_a_fault(tmp_path: Path) -> None:
 def test_unusable_files(tmp_path: Path, text: str, part: str) -> None:
     [problem] = _problems(tmp_path, text)
     assert part in problem
-
-
-@pytest.mark.parametrize(
-    ("text", "place", "what"),
-    [
-        ("train:\n  steps: 3\n   keep_last: 2", "3:13", "mapping values are not allowed here"),
-        ("train:\n    steps: 3\n  keep_last: 2", "3:3", "indentation fits none of the lines above"),
-        ("train:\n\tsteps: 3", "2:1", "a tab, expected spaces"),
-        ("seed: 1\nname: a\nseed: 2", "3:1", "key 'seed' appears twice"),
-        ("train:\n  steps: 1\n  steps: 2", "3:3", "key 'steps' appears twice"),
-        ("optim: {lr: 1e999}", "1:13", "too large"),
-        ("seed: 1\nname: a\x07b", "2:8", "character 0x7 is not allowed"),
-    ],
-)
-def test_what_is_not_yaml_is_told_by_line_and_column(
-    tmp_path: Path, text: str, place: str, what: str
-) -> None:
-    [problem] = _problems(tmp_path, text)
-    assert problem.startswith(f"{tmp_path / 'config.yaml'}:{place}: not valid YAML: ")
-    assert what in problem
-
-
-def test_bytes_that_are_no_text_are_told_by_line_and_column(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_bytes("seed: 1\nname: ü".encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"config\.yaml:2:7: not valid YAML: byte 0xfc is"):
-        load_config(file)
 
 
 def test_missing_file() -> None:
