@@ -58,6 +58,12 @@ def test_what_images_need(section: str, change: dict[str, object], key: str) -> 
     assert set(faults(broken)) == {key}
 
 
+@pytest.mark.parametrize("change", [{"cpus": 0.0}, {"max_prepared": -1}])
+def test_limits_of_containers_have_ranges(change: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(change))}: got "):
+        replace(IMAGES.images, **change)
+
+
 @pytest.mark.parametrize(
     ("section", "change", "key"),
     [
