@@ -334,6 +334,48 @@ def test_a_server_that_hangs_leaves_service() -> None:
     run(scenario)
 
 
+class Line(httpx.AsyncBaseTransport):
+    """Answers by turns: a status, or an error to raise."""
+
+    def __init__(self, *answers: int | Exception) -> None:
+        self.answers, self.num_asked = answers, 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        answer = self.answers[min(self.num_asked, len(self.answers) - 1)]
+        self.num_asked += 1
+        if isinstance(answer, Exception):
+            raise answer
+        return httpx.Response(answer, json={})
+
+
+@pytest.mark.parametrize(
+    ("answers", "num_asked", "error"),
+    [
+        ((httpx.ConnectError("refused"), 503, 429, 200), 4, None),
+        ((503,), 4, EngineError),
+        ((httpx.ConnectError("refused"),), 4, EngineUnavailableError),
+        ((httpx.ReadError("reset"), 200), 1, EngineUnavailableError),
+        ((httpx.ReadTimeout("late"), 200), 1, EngineTimeoutError),
+        ((500, 200), 1, EngineError),
+    ],
+)
+def test_only_what_never_reached_the_server_is_sent_again(
+    answers: tuple[int | Exception, ...], num_asked: int, error: type[EngineError] | None
+) -> None:
+    line = Line(*answers)
+
+    async def scenario() -> None:
+        transport = HttpTransport("http://e", FAST, line)
+        if error is None:
+            assert (await transport.post("/generate", {})).json_object() == {}
+        else:
+            with pytest.raises(error, match="http://e/generate"):
+                await transport.post("/generate", {})
+
+    run(scenario)
+    assert line.num_asked == num_asked
+
+
 class Page(httpx.AsyncBaseTransport):
     """What answers at a mistyped address."""
 
