@@ -153,7 +153,7 @@ def made_samples(config: RunConfig, folder: Path, seed: int = 0) -> list[TrainSa
 def micro_batches(
     samples: Sequence[TrainSample], config: RunConfig, folder: Path
 ) -> list[MicroBatch]:
-    """The micro-batches that the trainer makes of ``samples``."""
+    """Return the micro-batches that the trainer makes of ``samples``."""
     trainer = MegatronTrainer(config, folder)
     layout = trainer.row_layout
     trainer.close()
@@ -171,7 +171,7 @@ def micro_batches(
 def _faster_experts(
     folder: Path, config: RunConfig, batches: Sequence[MicroBatch], clip: tuple[float, float]
 ) -> str:
-    """The experts implementation with the lowest CPU time of two steps, the first being warm-up."""
+    """Return the experts implementation with the lowest CPU time after a warm-up step."""
     spent = {}
     for experts in EXPERTS:
         step = TransformersStep(folder, config, experts)

@@ -53,7 +53,7 @@ class HttpReply:
     where: str = ""
 
     def json_object(self) -> dict[str, Any]:
-        """The body. Raises EngineReplyError when it is anything but a JSON object."""
+        """Return the body. Raises EngineReplyError when it is anything but a JSON object."""
         try:
             answer = orjson.loads(self.body)
         except orjson.JSONDecodeError as error:
@@ -139,7 +139,7 @@ class HttpTransport:
             await client.aclose()
 
     def _connected(self) -> httpx.AsyncClient:
-        """The pool of the running event loop: a pool cannot be carried over to another loop."""
+        """Return the pool of the running event loop: another loop cannot take it over."""
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
             options = self.options
