@@ -60,7 +60,7 @@ class MicroBatch:
         return sum(self.lengths)
 
     def routed(self, field: torch.Tensor) -> torch.Tensor:
-        """Return a ``[B, S]`` field at the tokens this rank's routers see, in their order ``[N]``."""
+        """Return a ``[B, S]`` field at the tokens its routers see, in their order ``[N]``."""
         width = field.shape[1] // self.part.sp_size
         own = slice(self.part.sp_rank * width, (self.part.sp_rank + 1) * width)
         return field[:, own].T.flatten()

@@ -278,7 +278,7 @@ class MegatronTrainer:
     def _old_logprobs(
         self, batches: Sequence[MicroBatch], mode: ReplayMode, totals: StepTotals
     ) -> dict[int, torch.Tensor]:
-        """Return old-policy log-probs ``[N]`` by micro-batch; under r2 keep the routing for replay."""
+        """Return old-policy log-probs ``[N]`` by micro-batch; r2 keeps the routing for replay."""
         old: dict[int, torch.Tensor] = {}
 
         def take(batch: MicroBatch, scaled: torch.Tensor) -> None:

@@ -202,7 +202,7 @@ class RouterReplay:
         self._all_fixed = bool(fixed.all())
 
     def _table(self, device: torch.device) -> ReplayTable:
-        """Return the micro-batch's table on the routers' device: one copy per pass, still narrow."""
+        """Return the current table on the routers' device: one copy per pass, still narrow."""
         assert self._current is not None
         if self._moved is None or self._moved[0] != self._current:
             self._moved = self._current, self._tables[self._current].to(device)

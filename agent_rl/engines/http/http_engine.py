@@ -149,7 +149,7 @@ class HttpEngine:
             return await self._generate(request)
 
     async def score(self, token_ids: TokenIds) -> Floats:
-        """Return log-probs ``[T-1]`` at temperature 1 of tokens 1..T-1 under the server's weights."""
+        """Return log-probs ``[T-1]`` at temperature 1 of tokens 1..T-1 under its weights."""
         await self._gate.wait_open()
         self._check_usable()
         async with self._gate.inside():

@@ -193,7 +193,7 @@ class HttpTransport:
         if len(body) > self.options.max_reply_bytes:
             raise EngineError(
                 f"{method} {self.base_url}{path}: got a reply of {len(body)} bytes, expected at "
-                f"most {self.options.max_reply_bytes}; ask for fewer rows a request"
+                f"most {self.options.max_reply_bytes}; ask for fewer rows per request"
             )
         return HttpReply(body, f"{method} {self.base_url}{path}")
 
