@@ -16,17 +16,6 @@ class ConfigError(AgentRLError):
         return type(self), (self.problems,)
 
 
-class EmptySplitError(ConfigError):
-    """The rows leave a split without a task; ``remedy`` says what to change."""
-
-    def __init__(self, fault: str, remedy: str) -> None:
-        self.fault, self.remedy = fault, remedy
-        super().__init__([f"{fault}; {remedy}"])
-
-    def __reduce__(self) -> tuple[type["ConfigError"], tuple[object, ...]]:
-        return type(self), (self.fault, self.remedy)
-
-
 class EngineError(AgentRLError):
     """An inference engine failed or answered something that cannot be trusted."""
 

@@ -1,4 +1,4 @@
-"""What an environment is: the task, what the agent sees, how it is judged, where code runs.
+"""The parts of an environment: task, observation, score, and the protocols of sandbox and episode.
 
 Everything is synchronous and blocking; the agent calls it from executor threads. One ``Env`` is
 used by one thread at a time.
@@ -31,7 +31,7 @@ DEFAULT_PROTECTED: tuple[str, ...] = (
     "*/usercustomize.py",
     "*.pth",
 )
-"""What a source patch may never change: tests, runner configuration, start-up hooks."""
+"""Paths that a source patch may never change: tests, runner configuration, start-up hooks."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Observation:
-    """What the agent sees after an action. ``malformed`` marks an action nobody could read."""
+    """The reply to an action. ``malformed`` marks an action that nobody could read."""
 
     text: str
     done: bool = False
@@ -79,7 +79,7 @@ class Score:
 
 @dataclass(frozen=True)
 class ExecResult:
-    """What one command did.
+    """The outcome of one command.
 
     ``output`` is stdout and stderr as they came, bytes kept as they are. When more than the cap
     was written, the first and the last part are kept with a marker between them and
@@ -123,7 +123,7 @@ class Sandbox(Protocol):
         ...
 
     def read(self, path: str) -> bytes:
-        """Content of a plain file below the work folder.
+        """Return the content of a plain file below the work folder.
 
         Raises WorkspaceError when it is absent, not a plain file, or leads outside.
         """
@@ -138,7 +138,10 @@ class Sandbox(Protocol):
         ...
 
     def snapshot(self) -> dict[str, bytes]:
-        """Every plain file below the work folder; links, sockets and ``.git`` are left out."""
+        """Return every plain file below the work folder.
+
+        Links, sockets and ``.git`` are left out.
+        """
         ...
 
     def kill_all(self) -> None:
@@ -169,7 +172,7 @@ class Env(Protocol):
         ...
 
     def patch(self) -> bytes:
-        """Unified diff from the base commit to the current work tree, bytes exact."""
+        """Return the unified diff from the base commit to the current work tree, bytes exact."""
         ...
 
     def close(self) -> None: ...

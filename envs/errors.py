@@ -6,33 +6,35 @@ class EnvsError(Exception):
 
 
 class TaskError(EnvsError):
-    """A task cannot be used: a file is missing, a test is not in the form its runner reads."""
+    """A task that cannot be used: a file is missing, a test is not in the form its runner reads."""
 
 
 class TaskTimeoutError(TaskError):
-    """A task's own tests ran into their time limit: so on this machine now, not for good."""
+    """A time limit that a task's own tests ran into: on this machine now, not for good."""
 
 
 class EpisodeError(EnvsError):
-    """The environment was used out of order: a step before reset or after the end."""
+    """Use of the environment out of order: a step before reset or after the end."""
 
 
 class PatchError(EnvsError):
-    """A patch is damaged, asks for something unsupported or does not apply to the tree."""
+    """A patch that is damaged, asks for something unsupported or does not apply to the tree."""
 
 
 class WorkspaceError(EnvsError):
-    """A path cannot be read or written: absent, outside the work folder, or not a plain file."""
+    """An unusable path: absent, outside the work folder, or not a plain file."""
 
 
 class InfrastructureError(EnvsError):
-    """The machinery failed, not the agent: never a reward (a trajectory becomes ``failed``)."""
+    """A failure of the machinery, not of the agent: a trajectory is ``failed``, not rewarded."""
 
 
 class SandboxFullError(InfrastructureError):
-    """No space or no inodes left in a sandbox; for a tool, which the agent's own files fill, no
-    more than a refusal."""
+    """A sandbox without space or inodes left; to a tool, whose agent filled it, only a refusal."""
 
 
 class SandboxUnavailableError(InfrastructureError):
-    """No sandbox of the wanted kind works on this machine; the message says why for each kind."""
+    """A machine on which no sandbox of the wanted kind works.
+
+    The message says why for each kind.
+    """

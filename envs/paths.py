@@ -12,7 +12,7 @@ _MAX_PATH_BYTES = 1024
 
 
 def clean_path(path: str) -> str:
-    """``path`` relative and normal. Raises WorkspaceError when it leads outside.
+    """Return ``path`` relative and normal. Raises WorkspaceError when it leads outside.
 
     Whatever happens to lie there: links are dealt with where the file is opened.
     """
@@ -34,7 +34,7 @@ def clean_path(path: str) -> str:
 
 
 def _num_bytes(path: str) -> int:
-    """Length on disk; 0 for half a surrogate pair, which no file name can hold."""
+    """Return the length on disk; 0 for half a surrogate pair, which no file name can hold."""
     try:
         return len(path.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError:
@@ -42,5 +42,5 @@ def _num_bytes(path: str) -> int:
 
 
 def is_protected(path: str, globs: Sequence[str]) -> bool:
-    """Whether a source patch may not touch ``path``. ``*`` also spans ``/``."""
+    """Tell whether ``path`` is one that a source patch may not touch. ``*`` also spans ``/``."""
     return any(fnmatchcase(path, glob) for glob in globs)

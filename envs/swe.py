@@ -34,7 +34,7 @@ class SweEnv:
         start_sandbox: StartSandbox | None = None,
         tool_limits: ToolLimits | None = None,
     ) -> None:
-        """``start_sandbox`` is needed for shell commands only."""
+        """Set up; ``start_sandbox`` is needed for shell commands only."""
         self._task, self._runner = task, runner
         self._grammar = grammar or CompactGrammar()
         self._start_sandbox, self._tool_limits = start_sandbox, tool_limits

@@ -25,13 +25,13 @@ class Workspace:
     """
 
     def __init__(self, files: Mapping[str, bytes], start: StartSandbox | None = None) -> None:
-        """``start`` makes the sandbox for ``exec``; without it there are no commands."""
+        """Set up; ``start`` makes the sandbox for ``exec``; without it there are no commands."""
         self._files = dict(files)
         self._start = start
         self._sandbox: Sandbox | None = None
 
     def read(self, path: str) -> bytes:
-        """Raises WorkspaceError when there is no such plain file."""
+        """Return a file's content. Raises WorkspaceError when there is no such plain file."""
         path = clean_path(path)
         if self._sandbox is not None:
             return self._sandbox.read(path)
@@ -59,7 +59,7 @@ class Workspace:
         self._files[path] = data
 
     def snapshot(self) -> dict[str, bytes]:
-        """Every plain file now."""
+        """Return every plain file as it is now."""
         return dict(self._files) if self._sandbox is None else self._sandbox.snapshot()
 
     def exec(self, argv: Sequence[str], *, timeout_s: float, output_cap_bytes: int) -> ExecResult:

@@ -1,4 +1,4 @@
-"""The bytes of a packed batch: tables in a checksummed header, then the payload.
+"""Bytes of a packed batch: tables in a checksummed header, then the payload.
 
 The payload holds *atoms*: maximal runs of rows that the batch's samples use alike, each once. Every
 size in the header is checked against what was received before anything is allocated for it.
@@ -17,10 +17,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from routing_cache.codec.header import check_size
 from routing_cache.errors import CodecError, LayoutError
-from routing_cache.layout import RowLayout
-from routing_cache.provenance import Provenance
+from routing_cache.layout import RowLayout, check_size
+from routing_cache.provenance import Provenance, read_origins
 
 Reader = Callable[[int, int], bytes | memoryview]  # (offset, num_bytes) of the packed block
 
@@ -46,7 +45,7 @@ class Atom:
     origin: Provenance
     has_missing: bool
     offset: int  # of its bytes in the payload
-    digests: tuple[int, ...]  # one a layer block; empty without digests
+    digests: tuple[int, ...]  # one per layer block; empty without digests
 
     @property
     def stop(self) -> int:
@@ -132,7 +131,7 @@ def write_header(tables: Tables) -> bytes:
 
 
 def read_header(read: Reader, num_bytes: int) -> tuple[bytes, int]:
-    """The checked header, and the payload bytes that its prefix claims."""
+    """Return the checked header, and the payload bytes that its prefix claims."""
     prefix = bytes(read(0, min(_PREFIX.size, num_bytes)))
     if len(prefix) < _PREFIX.size or not prefix.startswith(_MAGIC):
         raise CodecError("this is no packed batch", got=prefix[:8], expected=_MAGIC)
@@ -181,7 +180,11 @@ def parse_tables(header: bytes) -> Tables:
         raise CodecError(f"the header names an impossible model: {error}") from error
     if blocks[-1:] != (num_moe,):
         raise CodecError("the layer blocks do not cover the model", got=blocks, expected=num_moe)
-    parsed = _parse_atoms(atoms, digests, _parse_origins(names), layout, num_blocks)
+    try:
+        origins = read_origins(json.loads(names))
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise CodecError(f"the provenance table is damaged: {error}") from error
+    parsed = _parse_atoms(atoms, digests, origins, layout, num_blocks)
     return Tables(
         layout,
         key,
@@ -190,17 +193,6 @@ def parse_tables(header: bytes) -> Tables:
         parsed,
         _parse_samples(samples, refs, tails, parsed),
     )
-
-
-def _parse_origins(names: bytes) -> list[Provenance]:
-    try:
-        items = json.loads(names)
-        origins = [Provenance(str(e), int(v), kind) for e, v, kind in items]
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise CodecError(f"the provenance table is damaged: {error}") from error
-    if any(origin.kind not in ("decode", "prefill") for origin in origins):
-        raise CodecError("unknown kind of provenance", got=origins[:4])
-    return origins
 
 
 def _parse_atoms(

@@ -1,4 +1,4 @@
-"""The receiver's side of a packed batch: rows are read when they are gathered."""
+"""A packed batch as its receiver reads it: rows are fetched when they are gathered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from routing_cache.batch_format import Atom, Reader, Tables, parse_tables, read_header
 from routing_cache.digest import Digester, total
 from routing_cache.errors import CodecError, DigestMismatchError
-from routing_cache.layout import Mask, RowLayout, Rows, TokenIds, as_token_ids
+from routing_cache.layout import Mask, RowLayout, Rows, TokenIds, as_token_ids, missing_rows
 from routing_cache.provenance import Provenance
 from routing_cache.sequence_rows import check_range, layer_index
 
@@ -51,7 +51,7 @@ class PackedSample:
     def gather(
         self, *, layers: Sequence[int] | None = None, start: int = 0, stop: int | None = None
     ) -> tuple[Rows, Mask]:
-        """As :meth:`SegmentRows.gather`; reads only the layer blocks and tokens it needs."""
+        """Copy rows as :meth:`SegmentRows.gather` does; reads only the blocks and tokens needed."""
         end = check_range(start, stop, self.num_tokens)
         layout, tables = self.layout, self._batch.tables
         index = layer_index(layers, layout.num_moe_layers)
@@ -76,7 +76,7 @@ class PackedSample:
                 else:
                     out[target, inside] = rows[:, columns[inside] - left]
                 if atom.has_missing:
-                    present[target] = rows[:, 0, 0] != layout.missing
+                    present[target] = ~missing_rows(rows, layout.missing)
             if not atom.has_missing:
                 present[target] = True
         return out, present
@@ -110,7 +110,7 @@ class PackedSample:
                         )
 
     def release(self) -> None:
-        """Nothing to give back: the batch owns its bytes. Idempotent."""
+        """Do nothing: the batch owns its bytes. Here so that a sample reads like a lease."""
 
 
 class PackedRows:
@@ -143,11 +143,11 @@ class PackedRows:
         return sum(atom.num_rows for atom in self.tables.atoms)
 
     def tobytes(self) -> bytes:
-        """The block to send or store; one copy of every row."""
+        """Return the block to send or store, with one copy of every row."""
         return b"".join([self.header, *self.parts()])
 
     def parts(self) -> list[bytes | memoryview]:
-        """The payload in order, without a copy where the rows lie in memory as they are sent."""
+        """Return the payload in order; rows that lie in memory as they are sent are not copied."""
         return [
             self._reader(
                 len(self.header) + atom.offset + left * atom.num_rows * self._layer_bytes,
@@ -159,7 +159,7 @@ class PackedRows:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> PackedRows:
-        """Over a received buffer (also a memory map); rows are views into it until gathered.
+        """Read a received buffer (also a memory map); rows are views into it until gathered.
 
         Raises:
             CodecError: foreign, truncated or damaged.
@@ -173,7 +173,7 @@ class PackedRows:
 
     @classmethod
     def from_reader(cls, read: Reader, num_bytes: int) -> PackedRows:
-        """Over anything that can read a byte range, such as an object store. Lazy.
+        """Read through anything that can read a byte range, such as an object store. Lazy.
 
         Args:
             num_bytes: size of the whole block.
@@ -193,7 +193,7 @@ class PackedRows:
         return self.tables.layout.moe_top_k * self.tables.layout.dtype.itemsize
 
     def read(self, atom: Atom, block: int, start: int, stop: int) -> Rows:
-        """Rows ``[stop-start, layers of block, K]`` of an atom."""
+        """Read rows ``[stop-start, layers of block, K]`` of an atom."""
         layout, blocks = self.tables.layout, self.tables.blocks
         left, right = blocks[block], blocks[block + 1]
         row_bytes = (right - left) * self._layer_bytes
@@ -208,7 +208,7 @@ class PackedRows:
         return rows.reshape(stop - start, right - left, layout.moe_top_k)
 
     def check(self, number: int, block: int, token_ids: TokenIds) -> bool:
-        """Whether an atom's rows fit ``token_ids``; rows shared by samples are hashed once."""
+        """Tell whether an atom's rows fit ``token_ids``; shared rows are hashed once."""
         atom = self.tables.atoms[number]
         if not atom.digests:
             raise DigestMismatchError("this batch carries no digests")

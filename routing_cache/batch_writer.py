@@ -1,4 +1,4 @@
-"""A batch of sequences as one block of bytes in which every shared row appears once.
+"""Packing a batch of sequences into one block of bytes in which a shared row appears once.
 
 Rows are cut into *atoms* wherever any sample's window into a slab begins or ends, so that windows
 that overlap only partly still share what they can. With ``layer_blocks`` each atom is stored block
@@ -74,7 +74,7 @@ def pack(
 
 
 def _window_edges(leases: Sequence[SegmentRows]) -> dict[int, list[int]]:
-    """For every slab the sorted row offsets at which some sample's window begins or ends."""
+    """Return, per slab, the sorted row offsets at which some sample's window begins or ends."""
     edges: dict[int, set[int]] = {}
     for lease in leases:
         for segment in lease.segments:
@@ -146,7 +146,7 @@ def _atom_digests(
 
 
 def _segment_reader(tables: Tables, header: bytes, segments: list[Segment]) -> Reader:
-    """Reads the sender's own memory as if it were the packed block."""
+    """Make a reader of the sender's own memory that looks like the packed block."""
     starts = [atom.offset for atom in tables.atoms]
     layout = tables.layout
     layer_bytes = layout.moe_top_k * layout.dtype.itemsize

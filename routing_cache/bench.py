@@ -16,12 +16,12 @@ import json
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from routing_cache.batch_writer import pack
 from routing_cache.bench_timing import Figure, paired, summary, thread_ns
@@ -33,11 +33,11 @@ from routing_cache.bench_workload import (
     PROMPT_TOKENS,
     SEED,
     TURN_ROWS,
-    Reply,
     make_rows,
     make_tokens,
     play,
     prompt_tokens,
+    recording,
     replies,
 )
 from routing_cache.cache import RoutingCache
@@ -50,7 +50,7 @@ from routing_cache.session import Session
 
 
 class Bar(NamedTuple):
-    """What a figure must reach; None only reports."""
+    """Limit that a figure must keep; None only reports it."""
 
     limit: float | None
     at_least: bool = False
@@ -88,7 +88,7 @@ BARS: dict[str, Bar] = {
 
 
 def measure_group() -> dict[str, Figure]:
-    """Bytes of the finished group that waits for the trainer, its batch, and every row's truth."""
+    """Measure a finished group's bytes in memory and packed, and compare every row."""
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -119,7 +119,7 @@ def measure_group() -> dict[str, Figure]:
 
 
 def measure_wire() -> dict[str, Figure]:
-    """Bytes on the wire of one sample, and the encodings' sizes and speed."""
+    """Measure one sample's bytes on the wire, and the encodings' sizes and speed."""
     suffix = full_int32 = suffix_int32 = 0
     num_rows = 0
     for reply in replies(0):
@@ -143,13 +143,13 @@ def measure_wire() -> dict[str, Figure]:
 
 
 def base64_bytes(num_rows: int) -> int:
-    """Characters of the rows as base64 of int32; the encoder is tried on a small block."""
+    """Count the characters of the rows as base64 of int32."""
     assert len(base64.b64encode(bytes(1536))) == 2048
     return (num_rows * LAYOUT.row_bytes * 4 + 2) // 3 * 4
 
 
 def decode_sets_ns(data: bytes) -> int:
-    """The set decoder alone, without header and content hash."""
+    """Time the set decoder alone, without header and content hash, in nanoseconds."""
     from routing_cache.codec import elias_fano
     from routing_cache.codec.header import read_header
 
@@ -178,7 +178,7 @@ def delta_size(rng: np.random.Generator, rows: Rows, share: float) -> float:
 
 
 def measure_match() -> dict[str, Figure]:
-    """Longest prefix of 38,000 tokens in a tree with 1,000 branches at turn boundaries."""
+    """Time the longest prefix of 38,000 tokens in a tree with 1,000 branches at turn boundaries."""
     narrow = RowLayout(1, (0,), 128, 8)
     rng = np.random.default_rng(SEED)
     cache = RoutingCache(narrow, digest=False)
@@ -216,7 +216,7 @@ def measure_match() -> dict[str, Figure]:
 
 
 def measure_append() -> dict[str, Figure]:
-    """Appending the turns' replies, and hashing them, against copying the same bytes.
+    """Time appending the turns' replies, and hashing them, against copying the same bytes.
 
     Every reply is its own memory and every copy goes to memory not used before, as in a rollout.
     """
@@ -237,32 +237,12 @@ def append_rounds(*, digest: bool) -> Iterator[tuple[Callable[[], object], Calla
         session.adopt(prompt_tokens())
         at = 0
         for turn, (reply, copy) in enumerate(zip(pool, copies, strict=True)):
-            start = session.num_rows
-            skipped = len(reply.rows) - (session.num_tokens + len(reply.new_token_ids) - 1 - start)
-            place = target[at : at + len(copy)]
-            at += len(copy)
-
-            def append(
-                reply: Reply = reply,
-                start: int = start,
-                skipped: int = skipped,
-                s: Session = session,
-            ) -> None:
-                s.record(
-                    reply.new_token_ids,
-                    reply.rows[skipped:],
-                    start=start,
-                    weight_version=1,
-                    num_prefill=max(0, reply.num_prefill - skipped),
-                )
-
-            def memcpy(place: NDArray[np.uint8] = place, copy: Rows = copy) -> None:
-                np.copyto(place, copy)
-
+            append = recording(session, reply)
             if turn == 0:
                 append()
             else:
-                yield append, memcpy
+                yield append, partial(np.copyto, target[at : at + len(copy)], copy)
+            at += len(copy)
 
 
 def digest_rounds() -> Iterator[tuple[Callable[[], object], Callable[[], object]]]:
@@ -273,14 +253,9 @@ def digest_rounds() -> Iterator[tuple[Callable[[], object], Callable[[], object]
     for number in range(4 * len(pool)):
         reply, copy = pool[number % len(pool)], copies[number % len(pool)]
         place = target[number * TURN_ROWS : (number + 1) * TURN_ROWS]
-
-        def digest(reply: Reply = reply) -> None:
-            digester.rows(reply.rows, reply.new_token_ids, start=6_000, weight_version=1)
-
-        def memcpy(place: NDArray[np.uint8] = place, copy: Rows = copy) -> None:
-            np.copyto(place, copy)
-
-        yield digest, memcpy
+        tokens = reply.new_token_ids
+        digest = partial(digester.rows, reply.rows, tokens, start=6_000, weight_version=1)
+        yield digest, partial(np.copyto, place, copy)
 
 
 VIEW_REPEATS = 16
@@ -292,7 +267,7 @@ def lease_often(session: Session) -> None:
 
 
 def measure_read() -> dict[str, Figure]:
-    """Getting one sample's rows out: everything, a quarter of the layers, or a reference."""
+    """Read one sample's rows: everything, a quarter of the layers, or a reference."""
     session = play(RoutingCache(LAYOUT), 0)
     lease = session.lease()
     source = lease.gather()[0]
@@ -312,7 +287,7 @@ def measure_read() -> dict[str, Figure]:
 
 
 def measure() -> dict[str, Figure]:
-    """All figures, in the table's order."""
+    """Measure all figures, in the table's order."""
     found = {
         **measure_group(),
         **measure_wire(),

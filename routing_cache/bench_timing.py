@@ -1,4 +1,4 @@
-"""How the benchmark times one thing against another.
+"""Timing of one thing against another.
 
 The two run back to back inside one round, in an order that alternates from round to round, and are
 timed in thread-CPU time; the figure is the median of the rounds' ratios, with its quartiles.

@@ -1,18 +1,20 @@
 """The benchmark's workload: a group of samples that share a prompt and take many turns.
 
-48 MoE layers, 8 of 128 experts (384 bytes a row), a group of 8 samples, a prompt of 6,000 tokens,
+48 MoE layers, 8 of 128 experts (384 bytes per row), a group of 8 samples, a prompt of 6,000 tokens,
 40 turns of 300 generated and 500 observed tokens, 37,500 tokens at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from routing_cache.cache import RoutingCache
 from routing_cache.layout import RowLayout, Rows, TokenIds
+from routing_cache.row_check import expected_rows
 from routing_cache.session import Session
 
 LAYOUT = RowLayout(48, tuple(range(48)), num_experts=128, moe_top_k=8)
@@ -27,7 +29,7 @@ SEED = 20_251_011
 
 
 def make_rows(rng: np.random.Generator, num_rows: int) -> Rows:
-    """Random rows with K distinct ids a set: an arithmetic progression with an odd step."""
+    """Random rows with K distinct ids per set: an arithmetic progression with an odd step."""
     shape = (num_rows, LAYOUT.num_moe_layers, 1)
     first = rng.integers(0, 128, shape, dtype=np.uint8)
     step = rng.integers(0, 64, shape, dtype=np.uint8) * np.uint8(2) + np.uint8(1)
@@ -61,20 +63,25 @@ def prompt_tokens() -> TokenIds:
     return make_tokens(np.random.default_rng([SEED, 0]), PROMPT_TOKENS)
 
 
+def recording(session: Session, reply: Reply, turn: int = 0) -> Callable[[], None]:
+    """Prepare the call that records ``reply``, without rows that the session knows."""
+    start = session.num_rows
+    skipped = len(reply.rows) - expected_rows(session.num_tokens + len(reply.new_token_ids), start)
+    return partial(
+        session.record,
+        reply.new_token_ids,
+        reply.rows[skipped:],
+        start=start,
+        weight_version=1,
+        num_prefill=max(0, reply.num_prefill - skipped),
+        turn=turn,
+    )
+
+
 def play(cache: RoutingCache, member: int) -> Session:
     """Run one sample through the cache as an agent loop does."""
     session = cache.session(1, engine="bench")
     session.adopt(prompt_tokens())
     for turn, reply in enumerate(replies(member)):
-        start = session.num_rows
-        stop = session.num_tokens + len(reply.new_token_ids) - 1
-        skipped = len(reply.rows) - (stop - start)
-        session.record(
-            reply.new_token_ids,
-            reply.rows[skipped:],
-            start=start,
-            weight_version=1,
-            num_prefill=max(0, reply.num_prefill - skipped),
-            turn=turn,
-        )
+        recording(session, reply, turn)()
     return session

@@ -83,7 +83,7 @@ class RoutingCache:
             ``first`` are those behind the sampled log-probabilities.
         budget_bytes: upper bound of ``stats().held_bytes``; None is no bound.
         spill_dir: where rows that leases need go when the budget is exhausted; None is nowhere.
-        digest: whether rows get digests when they come in. Off only for measurements.
+        digest: give rows digests when they come in. Off only for measurements.
         digest_key: key of the digests; processes that exchange rows must agree on it.
 
     Example:

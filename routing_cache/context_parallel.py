@@ -1,4 +1,4 @@
-"""Which token ranges a context-parallel rank needs, and fetching them together."""
+"""Token ranges of a context-parallel rank, and their rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from routing_cache.layout import Mask, RowLayout, Rows
 
 
 class Gatherable(Protocol):
-    """Anything that rows can be gathered from: a lease, array rows, a packed sample."""
+    """A source of rows: a lease, array rows, a packed sample."""
 
     @property
     def layout(self) -> RowLayout: ...
@@ -26,7 +26,7 @@ class Gatherable(Protocol):
 
 
 def zigzag_ranges(num_tokens: int, rank: int, size: int) -> tuple[tuple[int, int], ...]:
-    """Token ranges of context-parallel ``rank`` of ``size``.
+    """Return the token ranges of context-parallel ``rank`` of ``size``.
 
     The (padded) sequence is cut into ``2 * size`` chunks; a rank has chunk ``rank`` and its mirror
     ``2 * size - 1 - rank``, which balances causal attention (Megatron-core's layout).
@@ -56,7 +56,7 @@ def gather_ranges(
     *,
     layers: Sequence[int] | None = None,
 ) -> tuple[Rows, Mask]:
-    """Rows of several token ranges, one behind the other: ``[sum, len(layers), K]``.
+    """Gather the rows of several token ranges, one behind the other: ``[sum, len(layers), K]``.
 
     Ranges may reach past the sequence, as padding does; those rows hold the missing mark.
     """

@@ -43,7 +43,7 @@ def splitmix64(seed: int, count: int) -> NDArray[np.uint64]:
 
 
 def _word_size(set_bytes: int) -> int:
-    """The widest word that never straddles two layers, so that any run of layers is hashable."""
+    """Return the widest word that never straddles layers: any run of them is then hashable."""
     return next(size for size in (8, 4, 2, 1) if set_bytes % size == 0)
 
 
@@ -73,7 +73,7 @@ class Digester:
         weight_version: int,
         first_layer: int = 0,
     ) -> Digests:
-        """Digests ``[T]`` of rows ``[T, l, K]`` whose first token has absolute index ``start``.
+        """Compute digests ``[T]`` of rows ``[T, l, K]`` of the tokens from index ``start`` on.
 
         ``first_layer`` is the L index of the block's first layer when it holds only a run of them.
         """
@@ -126,7 +126,7 @@ def _product(words: NDArray[np.unsignedinteger], keys: Digests, out: Digests) ->
 
 
 def _mix(state: Digests, other: Digests) -> Digests:
-    """Nonlinear, bijective in each argument: sums of digests then behave like random sums."""
+    """Mix two states, nonlinear and bijective in each, so that sums of digests look random."""
     # A difference in the top bits of ``state`` must reach every bit before ``other`` comes in:
     # ``other`` may differ in few bits only, which an unscrambled ``state`` would hit too often.
     state ^= state >> _SHIFT_32
@@ -143,17 +143,30 @@ def _mix(state: Digests, other: Digests) -> Digests:
 
 
 def total(digests: Digests) -> int:
-    """The digest of a range: the sum of its rows' digests modulo 2**64."""
+    """Return the digest of a range: the sum of its rows' digests modulo 2**64."""
     return int(np.add.reduce(digests, dtype=np.uint64))
 
 
+def rows_digest(
+    rows: Rows,
+    layout: RowLayout,
+    token_ids: TokenIds | None = None,
+    *,
+    start: int = 0,
+    weight_version: int = 0,
+) -> int:
+    """Digest a whole block under the default key; its rows alone without ``token_ids``."""
+    ids = np.zeros(len(rows), np.int32) if token_ids is None else token_ids
+    return total(Digester(layout).rows(rows, ids, start=start, weight_version=weight_version))
+
+
 def join(*parts: int) -> int:
-    """The digest of adjoining ranges."""
+    """Return the digest of adjoining ranges."""
     return sum(parts) & _MASK
 
 
 def tail_digest(tokens: bytes, start: int, key: int) -> int:
-    """The share of tokens that have no row (int32 bytes, first absolute index ``start``)."""
+    """Hash the tokens that have no row (int32 bytes, first absolute index ``start``)."""
     ids = np.frombuffer(tokens, np.int32)
     position_key, token_key = (int(k) | 1 for k in splitmix64(key ^ _MASK, 2))
     digest = 0

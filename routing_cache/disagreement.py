@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from routing_cache.layout import Mask, Rows
+from routing_cache.layout import Mask, Rows, expand_mask, missing_rows
 from routing_cache.provenance import ROLES, Role
 
 
@@ -40,8 +41,8 @@ class DisagreementMeter:
     compared: int = 0
     differing: int = 0
     reordered: int = 0
-    by_turn: dict[int, int] = field(default_factory=dict[int, int])
-    by_role: dict[Role, int] = field(default_factory=dict[Role, int])
+    by_turn: Counter[int] = field(default_factory=Counter[int])
+    by_role: Counter[Role] = field(default_factory=Counter[Role])
 
     def __post_init__(self) -> None:
         self.by_layer = np.zeros(self.num_layers, np.int64)
@@ -55,12 +56,10 @@ class DisagreementMeter:
         total = int(np.count_nonzero(comparison.differs))
         self.differing += total
         self.by_layer += comparison.differs.sum(axis=0)
-        self.by_turn[turn] = self.by_turn.get(turn, 0) + total
+        self.by_turn[turn] += total
         per_token = comparison.differs.sum(axis=1)
         for code in np.unique(roles[per_token > 0]):
-            role = ROLES[int(code)]
-            count = int(per_token[roles == code].sum())
-            self.by_role[role] = self.by_role.get(role, 0) + count
+            self.by_role[ROLES[int(code)]] += int(per_token[roles == code].sum())
 
     def snapshot(self) -> DisagreementCounts:
         return DisagreementCounts(
@@ -91,16 +90,15 @@ class Comparison:
 
 def compare_rows(old: Rows, new: Rows, missing: int) -> Comparison:
     """Compare stored rows with a later answer, both ``[T, L, K]`` canonical."""
-    neither = (old[:, 0, 0] == missing) & (new[:, 0, 0] == missing)
+    neither = missing_rows(old, missing) & missing_rows(new, missing)
     num_sets = (len(old) - int(np.count_nonzero(neither))) * old.shape[1]
     changed = (old != new).any(axis=(1, 2))
     if not changed.any():
         return Comparison(num_sets, 0, None, None, None, None)
     where = np.flatnonzero(changed)
     old_part, new_part = old[where], new[where]
-    old_missing = (old_part[:, 0, 0] == missing) & (new_part[:, 0, 0] != missing)
-    new_missing = (new_part[:, 0, 0] == missing) & (old_part[:, 0, 0] != missing)
-    both = ~(old_missing | new_missing)
+    old_missing, new_missing = missing_rows(old_part, missing), missing_rows(new_part, missing)
+    both = ~(old_missing | new_missing)  # rows that changed are missing on one side at most
     unequal = (old_part != new_part).any(axis=2) & both[:, None]
     sets = (np.sort(old_part, axis=2) != np.sort(new_part, axis=2)).any(axis=2) & both[:, None]
     differs = np.zeros(old.shape[:2], np.bool_)
@@ -110,14 +108,6 @@ def compare_rows(old: Rows, new: Rows, missing: int) -> Comparison:
         num_reordered=int(np.count_nonzero(unequal & ~sets)),
         differs=differs if sets.any() else None,
         changed_rows=changed,
-        old_missing=_expand(old_missing, where, len(old)),
-        new_missing=_expand(new_missing, where, len(old)),
+        old_missing=expand_mask(old_missing, where, len(old)) if old_missing.any() else None,
+        new_missing=expand_mask(new_missing, where, len(old)) if new_missing.any() else None,
     )
-
-
-def _expand(part: Mask, where: NDArray[np.intp], length: int) -> Mask | None:
-    if not part.any():
-        return None
-    full = np.zeros(length, np.bool_)
-    full[where] = part
-    return full

@@ -1,4 +1,4 @@
-"""Which entry is evicted next: the least recently used leaf that no session or lease needs."""
+"""Order of eviction: the least recently used leaf that no session or lease needs goes next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from routing_cache.row_store import RowStore
 
 
 class Evictor:
-    """Sets pinned leaves aside until their slab is free, so that each is looked at once a pin.
+    """Chooser of the next leaf; sets pinned ones aside, so that each is looked at once per pin.
 
     Pins go in any thread; the order of the leaves is changed by the cache's owner alone, who asks
     the store which slabs became free.
@@ -26,7 +26,7 @@ class Evictor:
         )
 
     def next_leaf(self) -> Node[RowIndex] | None:
-        """The leaf to evict; None when sessions and leases need them all."""
+        """Return the leaf to evict; None when sessions and leases need them all."""
         while True:
             self.wake()
             node = self._lru.oldest()
@@ -41,7 +41,7 @@ class Evictor:
                 self._aside.setdefault(slab, weakref.WeakSet()).add(node)
 
     def wake(self) -> None:
-        """Put leaves back into the order whose slab became free."""
+        """Put leaves whose slab became free back into the order."""
         for slab in self._store.take_unpinned():
             for node in self._aside.pop(slab, ()):
                 self._lru.enqueue(node)

@@ -1,4 +1,4 @@
-"""The row array: which experts a router chose, ``[T, L, K]``, and what it looks like.
+"""Shape and dtype of routing rows, the experts that a router chose: ``[T, L, K]``.
 
 Axis letters: T tokens, L MoE layers, K experts per token, E experts.
 """
@@ -12,19 +12,21 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from routing_cache.errors import LayoutError
+from routing_cache.errors import CodecError, LayoutError
 
 Rows = NDArray[np.unsignedinteger]  # [T, L, K] uint8 or uint16
 Mask = NDArray[np.bool_]  # [T]
 TokenIds = NDArray[np.int32]  # [T]
 
 _INT32 = np.dtype(np.int32)
+MAX_LAYERS = 1 << 16
+_MAX_ROW_IDS = 1 << 20  # of any model: more would be damage in a file
 _MAX_EXPERTS = 65535  # uint16 with one value kept for the missing mark
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """What a routing row of one model looks like.
+    """Form of one model's routing rows.
 
     The dtype follows from the number of experts, never from the ids that happen to occur, and
     keeps one value free as the missing mark.
@@ -75,7 +77,7 @@ class RowLayout:
 
     @cached_property
     def num_moe_layers(self) -> int:
-        """L."""
+        """Number of MoE layers, L."""
         return len(self.moe_layers)
 
     @cached_property
@@ -85,7 +87,7 @@ class RowLayout:
 
     @cached_property
     def missing(self) -> int:
-        """The mark of an id that is not known: the dtype's largest value, never a valid id."""
+        """Mark of an id that is not known: the dtype's largest value, never a valid id."""
         return int(np.iinfo(self.dtype).max)
 
     @cached_property
@@ -98,7 +100,7 @@ class RowLayout:
         return np.array(self.moe_layers, dtype=np.intp)
 
     def select(self, rows: NDArray[np.integer]) -> NDArray[np.integer]:
-        """MoE layers of ``rows``, dtype kept: ``[T, num_hidden_layers or L, K]`` to ``[T, L, K]``.
+        """Select the MoE layers: ``[T, num_hidden_layers or L, K]`` to ``[T, L, K]``, dtype kept.
 
         The width decides alone; layers are mapped by their global number, so dense layers in
         front or in between never shift a neighbour's rows. A view where the width is L.
@@ -142,7 +144,7 @@ class RowLayout:
             )
 
     def narrow(self, rows: NDArray[np.integer]) -> Rows:
-        """``rows`` in this layout's dtype, C-contiguous; ids out of range stay so.
+        """Convert ``rows`` to this layout's dtype, C-contiguous; ids out of range stay so.
 
         An engine's own mark of an unknown id (-1, or the largest value of an unsigned dtype)
         becomes the missing mark.
@@ -171,10 +173,25 @@ class RowLayout:
         return self.narrow(self.select(rows))
 
 
+def check_size(layout: RowLayout) -> None:
+    """Refuse a model no one has: its hash keys alone would take gigabytes.
+
+    Raises:
+        CodecError: more ids per row than any plausible model.
+    """
+    num_ids = layout.num_moe_layers * layout.moe_top_k
+    if layout.num_hidden_layers > MAX_LAYERS or num_ids > _MAX_ROW_IDS:
+        raise CodecError(
+            "an implausible model",
+            got=f"{layout.num_hidden_layers} layers, {num_ids} ids per row",
+            expected=f"at most {MAX_LAYERS} and {_MAX_ROW_IDS}",
+        )
+
+
 def spread_rows(
     num_rows: int, layout: RowLayout, *, first: int = 0, layers: Sequence[int] | None = None
 ) -> Rows:
-    """Valid rows for padding tokens, ``[num_rows, L, K]``, spread evenly over the experts.
+    """Make valid rows for padding tokens, ``[num_rows, L, K]``, spread evenly over the experts.
 
     A token dispatcher needs K distinct ids in range for every token it sees, padding included;
     filling them all alike would send the padding to one expert-parallel rank. ``first`` is the
@@ -191,15 +208,24 @@ def spread_rows(
     return kinds[(np.arange(first, first + num_rows) * k) % experts]
 
 
+def missing_rows(rows: Rows, missing: int) -> Mask:
+    """Find the missing rows ``[T]`` among stored rows: their first id tells.
+
+    The judge (:func:`~routing_cache.row_check.check_rows`) saw them when they came in, so that a
+    stored row holds the mark everywhere or nowhere.
+    """
+    return np.equal(rows[:, 0, 0], missing)
+
+
 def expand_mask(part: Mask, where: NDArray[np.intp], length: int) -> Mask:
-    """``[length]`` mask that has ``part`` at ``where`` and is False elsewhere."""
+    """Return the ``[length]`` mask that has ``part`` at ``where`` and is False elsewhere."""
     mask = np.zeros(length, np.bool_)
     mask[where] = part
     return mask
 
 
 def as_token_ids(token_ids: object) -> TokenIds:
-    """``token_ids`` as a contiguous int32 vector; arrays are taken as they are, lists converted.
+    """Return ``token_ids`` as a contiguous int32 vector; such arrays as they are.
 
     Raises:
         LayoutError: not one-dimensional, not integers, or out of int32.

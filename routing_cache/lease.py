@@ -27,7 +27,7 @@ class RowsLease(SegmentRows):
         self._released = False
         # Emptied by the first release: popping is atomic, so two threads cannot both give back.
         self._held = [slabs]
-        self._store.open_lease(slabs)
+        self._store.pin(slabs, num_leases=1)
 
     @property
     def is_released(self) -> bool:
@@ -40,7 +40,7 @@ class RowsLease(SegmentRows):
         except IndexError:
             return
         self._released = True
-        self._store.close_lease(slabs)
+        self._store.unpin(slabs, num_leases=1)
         self._segments, self._joined = (), []
 
     def __enter__(self) -> RowsLease:

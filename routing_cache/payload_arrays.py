@@ -1,4 +1,4 @@
-"""Arrays out of what JSON carries: base64 text, nested lists and ``.npy`` files.
+"""Arrays from a JSON reply: base64 text, nested lists and ``.npy`` files.
 
 Whatever a reply claims, nothing larger than the reply itself is allocated for it.
 """
@@ -23,7 +23,7 @@ _DTYPES: tuple[Dtype, ...] = ("int8", "int16", "int32", "int64", "uint8", "uint1
 
 
 def decode_base64(text: object, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
-    """Bytes of a base64 text; its size is checked before anything is decoded."""
+    """Decode a base64 text; its size is checked before anything is decoded."""
     if not isinstance(text, str | bytes):
         raise PayloadError("routed_experts is no base64 text", got=type(text).__name__)
     if len(text) // 4 * 3 > max_bytes:
@@ -40,7 +40,7 @@ def decode_base64(text: object, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
 
 
 def vllm_array(value: object, max_bytes: int = DEFAULT_MAX_BYTES) -> NDArray[np.integer]:
-    """One of vLLM's values as an integer array ``[R, layers, K]``.
+    """Read one of vLLM's values as an integer array ``[R, layers, K]``.
 
     Raises:
         PayloadError: not an array, a nested list or the base64 of an ``.npy`` file.
@@ -64,7 +64,7 @@ def vllm_array(value: object, max_bytes: int = DEFAULT_MAX_BYTES) -> NDArray[np.
 
 
 def _nested_list(value: list[object]) -> NDArray[np.integer]:
-    """``[R, layers, K]`` from lists of lists of lists of integers, checked before numpy sees them.
+    """Read ``[R, layers, K]`` from three levels of lists, checked before numpy sees them.
 
     numpy would make one array of whatever it finds: one long string among many short ones takes
     the product of both in memory.
@@ -93,7 +93,7 @@ _NPY_SHAPE = re.compile(rb"'shape': *\(([0-9]{1,12}(?:, *[0-9]{1,12}){0,7},?) *\
 
 
 def read_npy(data: bytes, max_bytes: int = DEFAULT_MAX_BYTES) -> NDArray[Any]:
-    """An ``.npy`` file of integers in memory; allocates nothing the header merely claims.
+    """Read an ``.npy`` file of integers in memory; allocates nothing the header merely claims.
 
     The header is read with patterns for the one form that array writers produce; numpy's own
     reader evaluates it as Python source.

@@ -18,16 +18,25 @@ from numpy.typing import NDArray
 from routing_cache.errors import PayloadError, RowCountError
 from routing_cache.layout import RowLayout, Rows
 from routing_cache.payload_arrays import DEFAULT_MAX_BYTES, Dtype, decode_base64, vllm_array
+from routing_cache.row_check import expected_rows
 
 
 @dataclass(frozen=True)
 class EngineForm:
-    """How one server speaks; proven by :func:`routing_cache.probe.probe`."""
+    """Form of one server's replies; proven by :func:`routing_cache.probe.probe`."""
 
     dtype: Dtype
     num_layers: int  # width of the layer axis: all hidden layers or MoE layers
     honours_start: bool  # False: every reply holds all rows from 0
     pads_last_row: bool  # True: a row for the last sampled token, which was never fed
+
+    def start(self, requested: int) -> int:
+        """First row of a reply that was asked for from row ``requested`` on."""
+        return requested if self.honours_start else 0
+
+    def num_rows(self, num_tokens: int, requested_start: int) -> int:
+        """Rows of a reply to a sequence of ``num_tokens``, a padded last one included."""
+        return expected_rows(num_tokens, self.start(requested_start)) + self.pads_last_row
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class ReplyRows:
 
 
 def resolve_start(num_rows: int, *, num_tokens: int, requested_start: int) -> int:
-    """First row of a reply of ``num_rows`` rows, from the counts alone.
+    """Tell the first row of a reply of ``num_rows`` rows from the counts alone.
 
     A sequence of ``num_tokens`` (prompt and completion) has one row fewer: the last sampled token
     was not fed. Servers that know the start index answer with the rest, others with everything.
@@ -50,15 +59,15 @@ def resolve_start(num_rows: int, *, num_tokens: int, requested_start: int) -> in
     Raises:
         RowCountError: the count fits neither.
     """
-    total = num_tokens - 1
-    if num_rows == total - requested_start:
+    suffix, whole = expected_rows(num_tokens, requested_start), expected_rows(num_tokens)
+    if num_rows == suffix:
         return requested_start
-    if num_rows == total:
+    if num_rows == whole:
         return 0
     raise RowCountError(
         "the reply holds neither the suffix nor the whole sequence",
         got=f"{num_rows} rows for {num_tokens} tokens",
-        expected=f"{total - requested_start} (from {requested_start}) or {total} (from 0)",
+        expected=f"{suffix} (from {requested_start}) or {whole} (from 0)",
         fix="treat the rows as missing (rows=None) or drop the sample; never pad into shape",
     )
 
@@ -71,7 +80,7 @@ def read_rows(
     requested_start: int,
     form: EngineForm | None = None,
 ) -> ReplyRows:
-    """Rows of an array with a shape ``[R, L or num_hidden_layers, K]``: vLLM's in-process output.
+    """Read an array ``[R, L or num_hidden_layers, K]``, such as vLLM's in-process output.
 
     Raises:
         LayoutError, RowCountError: the array is not the reply that was asked for.
@@ -84,13 +93,12 @@ def read_rows(
                 got=array.shape[1],
                 expected=form.num_layers,
             )
-        start = requested_start if form.honours_start else 0
-        expected = num_tokens - 1 - start + form.pads_last_row
+        start, expected = form.start(requested_start), form.num_rows(num_tokens, requested_start)
         if len(block) != expected:
             raise RowCountError(
                 "the reply's rows do not fit the probed form", got=len(block), expected=expected
             )
-        return ReplyRows(block[: num_tokens - 1 - start], start)
+        return ReplyRows(block[: expected_rows(num_tokens, start)], start)
     start = resolve_start(len(block), num_tokens=num_tokens, requested_start=requested_start)
     return ReplyRows(block, start)
 
@@ -104,7 +112,7 @@ def read_flat(
     dtype: Dtype = "int32",
     form: EngineForm | None = None,
 ) -> ReplyRows:
-    """Rows of little-endian bytes without a shape: SGLang's ``meta_info.routed_experts``.
+    """Read the rows of little-endian bytes without a shape: SGLang's ``meta_info.routed_experts``.
 
     Raises:
         PayloadError: no reading, or more than one, fits the byte count.
@@ -117,8 +125,8 @@ def read_flat(
                 "the probed form is of another model", got=form.num_layers, expected=widths
             )
         widths = [form.num_layers]
-    total = num_tokens - 1
-    if not data and total == requested_start:
+    suffix, whole = expected_rows(num_tokens, requested_start), expected_rows(num_tokens)
+    if not data and not suffix:
         # Nothing was fed that is not known already; no width can be told from no bytes.
         empty = np.empty((0, layout.num_moe_layers, layout.moe_top_k), layout.dtype)
         return ReplyRows(empty, requested_start)
@@ -127,7 +135,7 @@ def read_flat(
         row_bytes = width * layout.moe_top_k * item.itemsize
         num_rows, rest = divmod(len(data), row_bytes)
         padded = 1 if form is not None and form.pads_last_row else 0
-        if rest == 0 and num_rows - padded in (total, total - requested_start):
+        if rest == 0 and num_rows - padded in (whole, suffix):
             readings.append((width, num_rows))
     if len(readings) != 1:
         raise PayloadError(
@@ -154,7 +162,7 @@ def read_sglang(
     form: EngineForm | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> ReplyRows:
-    """Rows of a reply of SGLang's ``/generate`` or one of its OpenAI endpoints.
+    """Read the rows of a reply of SGLang's ``/generate`` or one of its OpenAI endpoints.
 
     Args:
         reply: the parsed JSON (or the engine's own dict).
@@ -172,7 +180,7 @@ def read_sglang(
 
 
 def find_sglang_field(reply: Mapping[str, object]) -> str | bytes:
-    """The base64 text in a reply of any SGLang endpoint.
+    """Find the base64 text in a reply of any SGLang endpoint.
 
     Raises:
         PayloadError: absent, or one value for several choices.
@@ -227,7 +235,7 @@ def read_vllm(
     form: EngineForm | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> ReplyRows:
-    """Rows of a vLLM reply: one array, or ``prompt_routed_experts`` beside ``routed_experts``.
+    """Read a vLLM reply: one array, or ``prompt_routed_experts`` beside ``routed_experts``.
 
     A value is an array, a nested list, or base64 of an ``.npy`` file. Of an OpenAI reply pass the
     choice. Arrays of different widths are widened, never cast down.
@@ -244,7 +252,7 @@ def read_vllm(
 def vllm_reply_array(
     reply: Mapping[str, object], layout: RowLayout, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> NDArray[np.integer]:
-    """All rows of a vLLM reply as one array, prompt first; what a probe wants to see.
+    """Join all rows of a vLLM reply into one array, prompt first, as a probe needs them.
 
     Raises:
         PayloadError, LayoutError: no rows, or parts that do not fit each other or the model.
@@ -283,7 +291,7 @@ def merge_disaggregated(
     *,
     num_prefill_rows: int,
 ) -> Rows:
-    """Rows of a prefill/decode-disaggregated reply, ``[len(decode), L, K]``.
+    """Join the rows of a prefill/decode-disaggregated reply, ``[len(decode), L, K]``.
 
     The decode node received the prompt's KV and never ran it, so its first ``num_prefill_rows``
     rows mean nothing: they come from the prefill node, or are missing, never zero.

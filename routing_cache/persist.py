@@ -12,17 +12,16 @@ import os
 import struct
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import numpy as np
 
-from routing_cache.codec.header import check_size
 from routing_cache.core import CacheCore
 from routing_cache.errors import BudgetError, CodecError, LayoutError
-from routing_cache.layout import RowLayout
-from routing_cache.provenance import ConflictPolicy, Kind, Provenance
+from routing_cache.layout import RowLayout, check_size
+from routing_cache.provenance import ConflictPolicy, Provenance, read_origins
 from routing_cache.radix_tree import TOKEN_BYTES, Node, RadixTree
 from routing_cache.row_index import RowIndex
 from routing_cache.row_segments import Segment, Slab
@@ -67,22 +66,16 @@ def write_saved(core: CacheCore, path: Path) -> int:
     """
     with core.guard:
         versions = [(version, list(tree.nodes())) for version, tree in sorted(core.trees.items())]
-        ages = {node: node.last_used for _, nodes in versions for node in nodes}
         segments = [s for _, nodes in versions for node in nodes for s in node.payload.segments]
         origins = list(dict.fromkeys(s.provenance for s in segments))
         index = json.dumps(
             {
-                "layout": [
-                    core.layout.num_hidden_layers,
-                    list(core.layout.moe_layers),
-                    core.layout.num_experts,
-                    core.layout.moe_top_k,
-                ],
+                "layout": astuple(core.layout),
                 "conflict_policy": core.conflict_policy,
                 "digest_key": core.digester.key,
                 "with_digests": core.store.with_digests,
                 "origins": origins,
-                "versions": [[v, _describe(nodes, ages, origins)] for v, nodes in versions],
+                "versions": [[v, _describe(nodes, origins)] for v, nodes in versions],
             }
         ).encode()
         with _replacing(path) as file:
@@ -142,16 +135,14 @@ def restore(core: CacheCore, index: SavedIndex, file: BinaryIO) -> None:
             core.lru.touch(node)
 
 
-def _describe(
-    nodes: list[Node[RowIndex]], ages: dict[Node[RowIndex], int], origins: list[Provenance]
-) -> list[object]:
+def _describe(nodes: list[Node[RowIndex]], origins: list[Provenance]) -> list[object]:
     numbers = {id(node): number for number, node in enumerate(nodes)}
     origin_numbers = {origin: number for number, origin in enumerate(origins)}
     return [
         [
             numbers.get(id(node.parent), -1),
             len(node.edge) // TOKEN_BYTES,
-            ages[node],
+            node.last_used,
             [
                 [s.start, s.stop - s.start, origin_numbers[s.provenance], int(s.has_missing)]
                 for s in node.payload.segments
@@ -178,7 +169,7 @@ class _HashingWriter:
 
 @contextmanager
 def _replacing(path: Path) -> Generator[BinaryIO]:
-    """A file that takes ``path``'s place when the block ends well and vanishes otherwise."""
+    """Yield a file that takes ``path``'s place when the block ends well, else vanishes."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with aside.open("wb") as file:
@@ -223,10 +214,7 @@ def _read_index(file: BinaryIO, size: int) -> SavedIndex:
 def _parse_index(text: bytes) -> SavedIndex:
     data = cast("dict[str, object]", json.loads(text))
     hidden, layers, experts, top_k = cast("tuple[int, list[int], int, int]", data["layout"])
-    origins = tuple(
-        Provenance(str(engine), int(version), _kind(kind))
-        for engine, version, kind in cast("list[tuple[str, int, str]]", data["origins"])
-    )
+    origins = tuple(read_origins(data["origins"]))
     layout = RowLayout(int(hidden), tuple(layers), int(experts), int(top_k))
     check_size(layout)
     policy = str(data["conflict_policy"])
@@ -244,12 +232,6 @@ def _parse_index(text: bytes) -> SavedIndex:
         origins,
         versions,
     )
-
-
-def _kind(kind: str) -> Kind:
-    if kind not in ("decode", "prefill"):
-        raise ValueError(f"kind {kind}")
-    return kind
 
 
 def _parse_node(item: list[object], num_origins: int) -> _SavedNode:
@@ -285,7 +267,7 @@ def _restore_tree(
 
 
 def _check_budget(core: CacheCore, nodes: list[tuple[Node[RowIndex], _SavedNode]]) -> None:
-    """Refuse before reading: evicting what was just loaded would give half a core."""
+    """Refuse before reading: evicting what was just loaded would give half a cache."""
     num_rows = sum(segment.num_rows for _, saved in nodes for segment in saved.segments)
     needed = num_rows * core.store.slab_row_bytes + core.lru.num_bytes
     budget = core.store.budget_bytes

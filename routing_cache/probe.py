@@ -1,4 +1,4 @@
-"""Learning from a live server which form of routing payload it speaks.
+"""Probe that learns from a live server in which form it sends routing rows.
 
 Three short greedy requests with sizes chosen so that no two forms give the same byte counts. What
 is left standing must be a single form; otherwise the probe refuses, because a wrong guess shifts
@@ -128,9 +128,8 @@ def _candidates(layout: RowLayout) -> list[EngineForm]:
 
 
 def _rows_of(form: EngineForm, layout: RowLayout, seen: _Seen) -> NDArray[np.integer] | None:
-    """The reply's array under ``form``; None where it cannot be of that form."""
-    start = seen.request.start if form.honours_start else 0
-    num_rows = seen.num_tokens - 1 - start + form.pads_last_row
+    """Read the reply's array under ``form``; None where it cannot be of that form."""
+    num_rows = form.num_rows(seen.num_tokens, seen.request.start)
     shape = (num_rows, form.num_layers, layout.moe_top_k)
     payload = seen.reply.payload
     if isinstance(payload, np.ndarray):
@@ -152,20 +151,19 @@ def _explains(form: EngineForm, layout: RowLayout, seen: _Seen) -> bool:
     except LayoutError:
         return False
     fed = rows[: len(rows) - form.pads_last_row]
-    check = check_rows(fed, layout)
     # The same set for every token and layer is a constant, not a router; it would also line up
     # with itself at any start.
     sets = np.sort(fed, axis=2)
     varied = layout.num_experts == layout.moe_top_k or bool((sets != sets[:1, :1]).any())
-    return check.bad is None and check.missing is None and varied
+    return varied and check_rows(fed, layout).all_good
 
 
 def _check_alignment(form: EngineForm, layout: RowLayout, suffix: _Seen, full: _Seen) -> None:
-    """The suffix must be what the full reply holds from the start index on, for prompt tokens."""
+    """Refuse a suffix that is not the full reply from the start index on, over the prompt."""
     part, whole = _rows_of(form, layout, suffix), _rows_of(form, layout, full)
     assert part is not None
     assert whole is not None
-    start = suffix.request.start if form.honours_start else 0
+    start = form.start(suffix.request.start)
     count = len(suffix.request.token_ids) - start
     left = np.sort(layout.canonical(part[:count]), axis=2)
     right = np.sort(layout.canonical(whole[start : start + count]), axis=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from routing_cache.errors import RowCountError
 
@@ -19,6 +19,20 @@ class Provenance(NamedTuple):
     engine: str
     weight_version: int
     kind: Kind  # decoded one by one, or computed in a prefill
+
+
+def read_origins(items: object) -> list[Provenance]:
+    """Read ``[engine, weight version, kind]`` items as JSON gives them.
+
+    Raises:
+        ValueError, TypeError, OverflowError: they are something else.
+    """
+    origins: list[Provenance] = []
+    for engine, version, kind in cast("list[tuple[str, int, str]]", items):
+        if kind not in ("decode", "prefill"):
+            raise ValueError(f"unknown kind of provenance {kind}")
+        origins.append(Provenance(str(engine), int(version), kind))
+    return origins
 
 
 class RoleSpan(NamedTuple):

@@ -25,14 +25,14 @@ NODE_BYTES = 640
 
 
 class Payload(Protocol):
-    """What a node carries for the tokens of its edge."""
+    """Content of a node for the tokens of its edge."""
 
     def split(self, at: int) -> Self:
         """Keep what belongs to tokens before ``at``; return the rest. Mutates."""
         ...
 
     def grow(self) -> None:
-        """The node's edge has become longer. Mutates."""
+        """Note that the node's edge has become longer. Mutates."""
         ...
 
 
@@ -110,14 +110,14 @@ class NodeLru(Generic[P]):
         node.last_used = self._clock
 
     def enqueue(self, node: Node[P]) -> None:
-        """Put a leaf into the order unless it is there; nothing for other nodes."""
+        """Put a leaf into the order unless it is there; does nothing for other nodes."""
         if node.queued or node.children or node.parent is None:
             return
         node.queued = True
         heappush(self._queue, (node.last_used, next(self._tickets), node))
 
     def oldest(self) -> Node[P] | None:
-        """The least recently used leaf in the order."""
+        """Return the least recently used leaf in the order."""
         while self._queue:
             last_used, ticket, node = self._queue[0]
             if node.parent is None or node.children:
@@ -179,22 +179,17 @@ class RadixTree(Generic[P]):
         self._lru = lru
         self.root: Node[P] = Node(b"", 0, None, empty())
 
-    def is_live(self, node: Node[P]) -> bool:
-        """Whether ``node`` is still part of a tree."""
-        return node.parent is not None or node is self.root
-
-    def walk(self, key: bytes, at: Position[P] | None = None, offset: int = 0) -> Position[P]:
-        """Follow ``key[offset:]`` from ``at`` (default: the root) as far as it goes."""
+    def walk(self, key: bytes, at: Position[P] | None = None) -> Position[P]:
+        """Follow ``key`` from ``at`` (default: the root) as far as it goes."""
         node, num_tokens = at if at is not None else (self.root, 0)
-        done, size = offset, len(key)
+        done, size = 0, len(key)
         inside = (num_tokens - node.start) * TOKEN_BYTES
         if inside < len(node.edge):
-            common = common_prefix_bytes(key, done, node.edge[inside:])
-            done += common
-            if inside + common < len(node.edge):
-                return Position(node, num_tokens + common // TOKEN_BYTES)
+            done = common_prefix_bytes(key, 0, node.edge[inside:])
+            if inside + done < len(node.edge):
+                return Position(node, num_tokens + done // TOKEN_BYTES)
         starts_with, width = key.startswith, TOKEN_BYTES
-        while done < size:  # runs once a node, so each step of it counts
+        while done < size:  # runs once per node, so each step of it counts
             child = node.recent
             if child is not None and starts_with(child.edge, done):
                 node = child
@@ -212,15 +207,15 @@ class RadixTree(Generic[P]):
                 continue
             done += common_prefix_bytes(key, done, edge)
             break
-        return Position(node, num_tokens + (done - offset) // TOKEN_BYTES)
+        return Position(node, num_tokens + done // TOKEN_BYTES)
 
-    def insert(self, key: bytes, at: Position[P], offset: int = 0) -> Position[P]:
-        """Make ``key[offset:]`` below ``at`` exist; returns where it ends. Mutates the tree.
+    def insert(self, key: bytes, at: Position[P]) -> Position[P]:
+        """Make ``key`` below ``at`` exist; returns where it ends. Mutates the tree.
 
         Known tokens change nothing; a node is split exactly where new tokens leave its edge.
         """
-        node, num_tokens = self.walk(key, at, offset)
-        done = offset + (num_tokens - at.num_tokens) * TOKEN_BYTES
+        node, num_tokens = self.walk(key, at)
+        done = (num_tokens - at.num_tokens) * TOKEN_BYTES
         if done == len(key):
             return Position(node, num_tokens)
         if num_tokens < node.end:
@@ -240,7 +235,7 @@ class RadixTree(Generic[P]):
         return Position(node, end)
 
     def graft(self, parent: Node[P], edge: bytes) -> Node[P]:
-        """A new child of ``parent``; for rebuilding a tree whose shape is known. Mutates.
+        """Add a child to ``parent``, for rebuilding a tree whose shape is known. Mutates.
 
         Raises:
             CodecError: an empty edge, or one that ``parent`` already has.
@@ -254,7 +249,7 @@ class RadixTree(Generic[P]):
         return child
 
     def _split(self, node: Node[P], at: int) -> Node[P]:
-        """Cut ``node`` before token ``at``; the new upper half is returned.
+        """Cut ``node`` before token ``at``; returns the new upper half.
 
         The lower half keeps the object, so positions at its end stay valid; :meth:`settle`
         repairs those that pointed into the upper half.
@@ -280,9 +275,9 @@ class RadixTree(Generic[P]):
         return upper
 
     def settle(self, position: Position[P]) -> Position[P] | None:
-        """``position`` after splits by others; None when its node was evicted."""
+        """Return ``position`` after splits by others; None when its node was evicted."""
         node = position.node
-        if not self.is_live(node):
+        if node.parent is None and node is not self.root:
             return None
         while position.num_tokens <= node.start and node.parent is not None:
             node = node.parent
@@ -305,7 +300,3 @@ class RadixTree(Generic[P]):
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
-
-    def key(self, node: Node[P]) -> bytes:
-        """The whole key from the root to the end of ``node``."""
-        return b"".join(step.edge for step in self.path(node))

@@ -1,4 +1,4 @@
-"""One engine reply: reading it, and deciding which of its rows a session takes.
+"""Plan for one engine reply: its checked rows, and which of them a session takes.
 
 Pure functions over segments; :class:`~routing_cache.session.Session` carries out what they plan.
 """
@@ -16,8 +16,8 @@ from routing_cache.disagreement import Comparison, compare_rows
 from routing_cache.errors import RowCountError
 from routing_cache.layout import Mask, RowLayout, Rows, TokenIds
 from routing_cache.provenance import ConflictPolicy
-from routing_cache.row_check import check_rows
-from routing_cache.row_segments import Segment, clip_all, join_neighbours
+from routing_cache.row_check import expected_rows, take_rows
+from routing_cache.row_segments import Segment, clip_all, join_neighbours, true_runs
 
 
 class Reply(NamedTuple):
@@ -95,8 +95,8 @@ def read_reply(
         LayoutError, RowCountError: see :meth:`Session.record`.
     """
     block = layout.canonical(rows)
-    if len(block) != len(token_ids) - 1:
-        stop = start + len(token_ids) - 1
+    if len(block) != expected_rows(len(token_ids)):
+        stop = start + expected_rows(len(token_ids))
         raise RowCountError(
             f"the reply's rows do not cover tokens [{start}, {stop}) of {stop + 1}",
             got=len(block),
@@ -111,10 +111,7 @@ def read_reply(
             expected=f"0 to {len(token_ids)}",
             fix="pass the prompt length minus start",
         )
-    check = check_rows(block, layout)
-    if check.bad is not None:
-        block = block.copy()
-        block[check.bad] = layout.missing
+    block, check = take_rows(block, layout)
     digests = None
     if digester is not None:
         digests = digester.rows(block, token_ids[:-1], start=start, weight_version=weight_version)
@@ -133,7 +130,7 @@ def read_reply(
 def plan_overlap(
     reply: Reply, own: list[Segment], policy: ConflictPolicy, missing: int
 ) -> tuple[list[tuple[int, int]], list[Found]]:
-    """Compare the reply with the session's ``own`` rows; ranges where the reply's rows win.
+    """Compare the reply with the session's ``own`` rows; returns ranges where the reply's win.
 
     A row that only one side knows wins over a missing one, whatever the policy.
     """
@@ -193,7 +190,7 @@ _SHARED, _PRIVATE, _PUBLISHED = 0, 1, 2
 def _sources(
     comparison: Comparison, policy: ConflictPolicy, num_rows: int, *, is_prompt: bool
 ) -> list[tuple[int, int, int]]:
-    """(source, start, stop) of runs of rows: the sibling's, or the reply's, published or not.
+    """Return (source, start, stop) of runs of rows: a sibling's, or the reply's, published or not.
 
     Whatever the policy, a row that only one side knows comes from that side.
     """
@@ -216,7 +213,7 @@ _MAX_BRIDGED_ROWS = 64
 
 
 def _bridge(wins: Mask, equal: Mask) -> Mask:
-    """``wins`` with short gaps of equal rows filled: many small segments cost more than copies."""
+    """Fill short gaps of equal rows in ``wins``: many small segments cost more than copies."""
     bridged = wins.copy()
     for a, b in true_runs(equal & ~wins):
         if b - a <= _MAX_BRIDGED_ROWS and a > 0 and b < len(wins) and wins[a - 1] and wins[b]:
@@ -228,9 +225,3 @@ def _cut_at(segment: Segment, position: int) -> list[Segment]:
     if segment.start < position < segment.stop:
         return [segment.clip(segment.start, position), segment.clip(position, segment.stop)]
     return [segment]
-
-
-def true_runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """``[start, stop)`` of every run of True in ``mask``."""
-    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
-    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]

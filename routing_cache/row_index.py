@@ -1,4 +1,4 @@
-"""What a tree node knows: the row segments of its tokens, possibly with gaps."""
+"""Content of a tree node: the row segments of its tokens, possibly with gaps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RowIndex:
         return rest
 
     def grow(self) -> None:
-        """The node has new tokens, whose rows are not known yet. Mutates."""
+        """Note that the node has new tokens, whose rows are not known yet. Mutates."""
         self.prefix_known = False
 
     def put(self, segments: list[Segment], policy: ConflictPolicy, missing: int) -> None:
@@ -44,7 +44,7 @@ class RowIndex:
             self.segments = overlay_known(segments, self.segments, missing)
 
     def known_until(self, position: int) -> int:
-        """End of the rows that follow ``position`` without a gap."""
+        """Return the end of the rows that follow ``position`` without a gap."""
         for segment in self.segments:
             if segment.start > position:
                 break
@@ -52,5 +52,5 @@ class RowIndex:
         return position
 
     def pinned_slab(self) -> Slab | None:
-        """A slab in here that an open session or a lease needs; None when nothing does."""
+        """Return a slab in here that an open session or a lease needs; None without any."""
         return next((s.slab for s in self.segments if s.slab.pins), None)

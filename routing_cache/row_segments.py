@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from routing_cache.digest import Digests
-from routing_cache.layout import Rows
+from routing_cache.layout import Mask, Rows, missing_rows
 from routing_cache.provenance import Provenance
 
 
@@ -57,7 +57,7 @@ class Segment(NamedTuple):
         return self.slab.digests[self.offset : self.offset + self.stop - self.start]
 
     def clip(self, start: int, stop: int) -> Segment:
-        """The part inside ``[start, stop)``, which must not be empty."""
+        """Return the part inside ``[start, stop)``, which must not be empty."""
         if start <= self.start and stop >= self.stop:
             return self
         low, high = max(start, self.start), min(stop, self.stop)
@@ -67,7 +67,7 @@ class Segment(NamedTuple):
 
 
 def clip_all(segments: Sequence[Segment], start: int, stop: int) -> list[Segment]:
-    """The parts of ``segments`` inside ``[start, stop)``; none when that is empty or inverted.
+    """Return the parts of ``segments`` inside ``[start, stop)``; none when that is empty.
 
     ``segments`` are sorted and free of overlaps. A long conversation has many, and every turn asks
     about its end: the first one is looked up.
@@ -87,7 +87,7 @@ _stop = attrgetter("stop")
 
 
 def overlay(base: list[Segment], extra: list[Segment]) -> list[Segment]:
-    """``base`` with its gaps filled from ``extra``; both sorted and free of overlaps."""
+    """Fill the gaps of ``base`` from ``extra``; both sorted and free of overlaps."""
     if not base:
         return list(extra)
     result: list[Segment] = []
@@ -101,7 +101,7 @@ def overlay(base: list[Segment], extra: list[Segment]) -> list[Segment]:
 
 
 def overlay_known(base: list[Segment], extra: list[Segment], missing: int) -> list[Segment]:
-    """As :func:`overlay`, but a missing row of ``base`` gives way to one that ``extra`` knows."""
+    """Fill like :func:`overlay`, missing rows of ``base`` too where ``extra`` knows them."""
     if not extra or not any(s.has_missing for s in base):
         return overlay(base, extra)
     known = _known_parts(base, missing)
@@ -114,15 +114,20 @@ def _known_parts(segments: list[Segment], missing: int) -> list[Segment]:
         if not segment.has_missing:
             parts.append(segment)
             continue
-        known = segment.rows[:, 0, 0] != missing
-        edges = np.flatnonzero(np.diff(known, prepend=False, append=False)) + segment.start
-        bounds = edges.tolist()
-        parts += [segment.clip(a, b) for a, b in zip(bounds[::2], bounds[1::2], strict=True)]
+        at = segment.start
+        runs = true_runs(~missing_rows(segment.rows, missing))
+        parts += [segment.clip(at + a, at + b) for a, b in runs]
     return parts
 
 
+def true_runs(mask: Mask) -> list[tuple[int, int]]:
+    """Return ``[start, stop)`` of every run of True in ``mask``."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
 def contiguous_from(segments: list[Segment], position: int) -> list[Segment]:
-    """The leading part of sorted ``segments`` that covers ``position`` onwards without a gap."""
+    """Return the part of sorted ``segments`` that covers ``position`` onwards without a gap."""
     result: list[Segment] = []
     for segment in segments:
         if segment.stop <= position:
@@ -135,7 +140,7 @@ def contiguous_from(segments: list[Segment], position: int) -> list[Segment]:
 
 
 def join_neighbours(segments: Iterable[Segment]) -> list[Segment]:
-    """Segments whose rows lie side by side in memory as one, whoever made them."""
+    """Join segments whose rows lie side by side in memory, whoever made them."""
     joined: list[Segment] = []
     for segment in segments:
         last = joined[-1] if joined else None

@@ -1,4 +1,4 @@
-"""Where slabs come from and go: allocation inside a byte budget, pins, and spilling to files.
+"""Store of slabs: allocation inside a byte budget, pins, and spilling to files.
 
 Freed memory is noticed through weak references to the arrays themselves, so a zero-copy view that
 someone still holds stays on the bill.
@@ -10,7 +10,7 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class ByteMeter:
 
 
 class RowStore:
-    """Allocates slabs inside a byte budget, pins what is needed and spills to files."""
+    """Slabs inside a byte budget: allocates, pins what is needed, and spills to files."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RowStore:
         self.layout = layout
         self.budget_bytes = budget_bytes
         self.with_digests = with_digests
-        self._spill_dir = spill_dir
+        self.spill_dir = spill_dir
         self._memory = ByteMeter()
         self._files = ByteMeter()
         self._lock = threading.Lock()
@@ -99,17 +99,10 @@ class RowStore:
         return self._files.num_bytes
 
     def allocate(self, num_rows: int) -> Slab:
-        """A new open slab for ``num_rows`` rows. Reserve the bytes first."""
+        """Make an open slab for ``num_rows`` rows. Reserve the bytes first."""
         shape = (num_rows, self.layout.num_moe_layers, self.layout.moe_top_k)
-        rows = np.empty(shape, self.layout.dtype)
-        self._memory.track(rows)
-        digests = None
-        if self.with_digests:
-            digests = np.empty(num_rows, np.uint64)
-            self._memory.track(digests)
-        slab = Slab(rows, digests)
-        self._slabs.add(slab)
-        return slab
+        digests = np.empty(num_rows, np.uint64) if self.with_digests else None
+        return self._new_slab(np.empty(shape, self.layout.dtype), digests)
 
     def adopt_array(
         self,
@@ -117,45 +110,34 @@ class RowStore:
         digests: Digests | None,
         shape: tuple[int, int, int],
     ) -> Slab:
-        """A full, closed slab around existing arrays (flat canonical rows), counted from now on."""
-        self._memory.track(flat)
-        if digests is not None:
-            self._memory.track(digests)
-        slab = Slab(flat.reshape(shape), digests)
-        slab.used, slab.open = shape[0], False
+        """Make a full, closed slab of existing arrays (flat canonical rows); counts them."""
+        slab = self._new_slab(flat, digests)
+        slab.rows, slab.used, slab.open = flat.reshape(shape), shape[0], False
+        return slab
+
+    def _new_slab(self, rows: Rows, digests: Digests | None) -> Slab:
+        for array in (rows,) if digests is None else (rows, digests):
+            self._memory.track(array)
+        slab = Slab(rows, digests)
         self._slabs.add(slab)
         return slab
 
-    def pin(self, slabs: Iterable[Slab]) -> None:
+    def pin(self, slabs: Iterable[Slab], *, num_leases: int = 0) -> None:
+        """Keep ``slabs`` for an open session, or for a lease (``num_leases=1``)."""
         with self._lock:
+            self.num_leases += num_leases
             for slab in slabs:
                 slab.pins += 1
 
-    def unpin(self, slabs: Iterable[Slab]) -> None:
-        """Give pins back."""
+    def unpin(self, slabs: Iterable[Slab], *, num_leases: int = 0) -> None:
+        """Give pins back; any thread."""
         with self._lock:
+            self.num_leases -= num_leases
             for slab in slabs:
-                self._give_back(slab)
-
-    def open_lease(self, slabs: Iterable[Slab]) -> None:
-        """Pin ``slabs`` for a lease."""
-        with self._lock:
-            self.num_leases += 1
-            for slab in slabs:
-                slab.pins += 1
-
-    def close_lease(self, slabs: Iterable[Slab]) -> None:
-        """Give a lease's pins back; any thread."""
-        with self._lock:
-            self.num_leases -= 1
-            for slab in slabs:
-                self._give_back(slab)
-
-    def _give_back(self, slab: Slab) -> None:
-        slab.pins -= 1
-        if slab.awaited and not slab.pins:
-            slab.awaited = False
-            self._unpinned.append(slab)
+                slab.pins -= 1
+                if slab.awaited and not slab.pins:
+                    slab.awaited = False
+                    self._unpinned.append(slab)
 
     def await_unpin(self, slab: Slab) -> bool:
         """Have ``slab`` reported by :meth:`take_unpinned` later; False when nothing pins it."""
@@ -164,37 +146,9 @@ class RowStore:
             return slab.awaited
 
     def take_unpinned(self) -> Iterator[Slab]:
-        """Awaited slabs whose last pin went since the last call."""
+        """Yield awaited slabs whose last pin went since the last call."""
         while self._unpinned:
             yield self._unpinned.popleft()
-
-    def reserve(
-        self, num_bytes: int, other_bytes: Callable[[], int], evict_one: Callable[[], bool]
-    ) -> None:
-        """Make room for ``num_bytes``: evict while that helps, then spill, else refuse.
-
-        ``other_bytes`` is what the caller holds besides slabs; ``evict_one`` drops the least
-        recently used entry that nothing pins and says whether there was one.
-
-        Raises:
-            BudgetError: everything left is needed and may not, or can not, go to a file.
-        """
-        if self.budget_bytes is None:
-            return
-
-        def over() -> int:
-            assert self.budget_bytes is not None
-            return self.memory_bytes + other_bytes() + num_bytes - self.budget_bytes
-
-        while over() > 0:
-            if not evict_one() and not self.spill_one():
-                raise BudgetError(
-                    "no room for new rows: what is left is held by open sessions and leases",
-                    got=f"{over()} bytes too many (+{num_bytes} asked)",
-                    expected=f"budget_bytes={self.budget_bytes}",
-                    fix="release leases, close sessions, raise budget_bytes"
-                    + ("" if self._spill_dir else " or set spill_dir"),
-                )
 
     def trim(self, slab: Slab) -> None:
         """Give back what a completed slab never used. Segments see the copy from now on."""
@@ -210,7 +164,7 @@ class RowStore:
 
     def spill_one(self) -> bool:
         """Move the largest completed slab to a file, pinned ones first; False without any."""
-        if self._spill_dir is None:
+        if self.spill_dir is None:
             return False
         candidates = [s for s in self._slabs if not s.open and not s.spilled and s.used]
         if not candidates:
@@ -228,18 +182,18 @@ class RowStore:
         Raises:
             BudgetError: the file could not be written; the slab stays in memory.
         """
-        assert self._spill_dir is not None
+        assert self.spill_dir is not None
         used = np.ascontiguousarray(slab.rows[: slab.used])
         try:
-            self._spill_dir.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._spill_dir, suffix=".rows") as file:
+            self.spill_dir.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.spill_dir, suffix=".rows") as file:
                 file.write(used.data)
                 file.flush()
                 mapped = np.memmap(file.name, dtype=used.dtype, mode="r", shape=used.shape)
         except OSError as error:
             raise BudgetError(
                 f"no room for new rows, and spilling failed: {error}",
-                got=f"{used.nbytes} bytes for {self._spill_dir}",
+                got=f"{used.nbytes} bytes for {self.spill_dir}",
                 fix="free disk space, or release leases and close sessions",
             ) from error
         self._files.track(mapped)
@@ -250,7 +204,7 @@ class RowStore:
 
 
 class SlabWriter:
-    """Appends one session's rows to slabs that grow with the session."""
+    """Writer of one session's rows into slabs that grow with the session."""
 
     def __init__(self, store: RowStore) -> None:
         self._store = store
@@ -258,7 +212,7 @@ class SlabWriter:
         self._written = 0
 
     def bytes_needed(self, num_rows: int) -> int:
-        """What :meth:`append` would allocate for ``num_rows`` more rows."""
+        """Count the bytes that :meth:`append` would allocate for ``num_rows`` more rows."""
         missing_rows = num_rows - self._room
         return self._capacity(missing_rows) * self._store.slab_row_bytes if missing_rows > 0 else 0
 
@@ -306,7 +260,7 @@ class SlabWriter:
         return segments
 
     def seal(self) -> None:
-        """Nothing more goes into the current slab; it may be spilled from now on."""
+        """Close the current slab to more rows; it may be spilled from now on."""
         if self._slab is not None:
             self._slab.open = False
             self._store.trim(self._slab)

@@ -1,27 +1,22 @@
-"""Rows of one sequence by reference: what a lease, a foreign array and a packed sample share."""
+"""Rows of one sequence by reference, which a lease and a foreign array share."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from routing_cache.digest import Digester, Digests, join, tail_digest, total
-from routing_cache.errors import (
-    DigestMismatchError,
-    LayoutError,
-    RowCountError,
-)
-from routing_cache.layout import Mask, RowLayout, Rows, TokenIds, as_token_ids
+from routing_cache.errors import DigestMismatchError, LayoutError, RowCountError
+from routing_cache.layout import Mask, RowLayout, Rows, TokenIds, as_token_ids, missing_rows
 from routing_cache.provenance import Provenance
-from routing_cache.row_check import check_rows
-from routing_cache.row_segments import Segment, Slab, join_neighbours
+from routing_cache.row_check import expected_rows, take_rows
+from routing_cache.row_segments import Segment, Slab, clip_all, join_neighbours
 
 
 def layer_index(layers: Sequence[int] | None, num_layers: int) -> slice | list[int]:
-    """Index of the L axis for ``layers``; a slice, which copies faster, where they adjoin."""
+    """Return the index of the L axis for ``layers``; a slice, which copies faster, if possible."""
     if layers is None:
         return slice(0, num_layers)
     wanted = [int(layer) for layer in layers]
@@ -37,7 +32,7 @@ def layer_index(layers: Sequence[int] | None, num_layers: int) -> slice | list[i
 
 
 def check_range(start: int, stop: int | None, num_tokens: int) -> int:
-    """``stop`` with its default; refuses a range outside the sequence."""
+    """Return ``stop`` or its default; refuses a range outside the sequence."""
     end = num_tokens if stop is None else stop
     if not 0 <= start <= end <= num_tokens:
         raise RowCountError(
@@ -49,7 +44,7 @@ def check_range(start: int, stop: int | None, num_tokens: int) -> int:
 
 
 def copy_layers(source: Rows, target: Rows, index: slice | list[int]) -> None:
-    """``target[...] = source[:, index]`` for contiguous ``[T, L, K]`` arrays."""
+    """Copy ``source[:, index]`` to ``target``, contiguous ``[T, L, K]`` arrays."""
     if not isinstance(index, slice):
         np.take(source, index, axis=1, out=target, mode="clip")
     elif target.shape == source.shape:
@@ -151,7 +146,7 @@ class SegmentRows:
             copy_layers(source, out[place], index)
             known_rows = present[place]
             if run.has_missing:
-                np.not_equal(source[:, 0, 0], self.layout.missing, out=known_rows)
+                np.logical_not(missing_rows(source, self.layout.missing), out=known_rows)
             else:
                 known_rows[:] = True
             known = run.stop
@@ -208,18 +203,13 @@ class SegmentRows:
         return digests
 
     def _check_usable(self) -> None:
-        """Hook for views that can be given back."""
+        """Refuse rows that were given back; the base class has nothing to refuse."""
 
     def _runs(self, start: int, stop: int) -> list[Segment]:
-        """Segments inside ``[start, stop)``, neighbours in memory joined, whoever made them."""
+        """Return the segments inside ``[start, stop)``, neighbours in memory joined."""
         if self._joined is None:
             self._joined = join_neighbours(self._segments)
-        runs: list[Segment] = []
-        for run in self._joined[bisect_right(self._joined, start, key=lambda s: s.stop) :]:
-            if run.start >= stop:
-                break
-            runs.append(run.clip(start, stop))
-        return runs
+        return clip_all(self._joined, start, stop)
 
 
 class ArrayRows(SegmentRows):
@@ -242,7 +232,7 @@ class ArrayRows(SegmentRows):
         weight_version: int = 0,
     ) -> None:
         ids = as_token_ids(token_ids)
-        num_rows = len(ids) - 1
+        num_rows = expected_rows(len(ids))
         if num_rows < 0 or len(rows) not in (num_rows, num_rows + 1):
             raise RowCountError(
                 "rows do not cover the tokens",
@@ -256,16 +246,14 @@ class ArrayRows(SegmentRows):
                     "present does not fit the rows", got=len(present), expected=len(rows)
                 )
             block[~present[:num_rows]] = layout.missing
-        check = check_rows(block, layout)
-        if check.bad is not None:
-            block[check.bad] = layout.missing
+        block, check = take_rows(block, layout)
         self.num_bad = check.num_bad
         digester = Digester(layout)
         digests = digester.rows(block, ids[:num_rows], start=0, weight_version=weight_version)
         slab = Slab(block, digests)
         slab.used, slab.open = num_rows, False
         origin = Provenance("array", weight_version, "decode")
-        has_missing = check.bad is not None or check.missing is not None
+        has_missing = not check.all_good
         segments = (Segment(0, num_rows, slab, 0, origin, has_missing),) if num_rows else ()
         super().__init__(layout, segments, ids[num_rows:].tobytes(), len(ids), digester)
         self._weight_version = weight_version
@@ -275,4 +263,4 @@ class ArrayRows(SegmentRows):
         return (self._weight_version,)
 
     def release(self) -> None:
-        """Nothing to give back; here so that it reads like a lease. Idempotent."""
+        """Do nothing; here so that it reads like a lease."""

@@ -46,7 +46,7 @@ class Session:
         self.weight_version = weight_version
         self._tokens = bytearray()  # int32
         self._segments: list[Segment] = []
-        self._roles = bytearray()  # a role code a token
+        self._roles = bytearray()  # one role code per token
         self._pinned: set[Slab] = set()
         self._writer = SlabWriter(core.store)
         self._cursor: Position[RowIndex] | None = None
@@ -73,7 +73,7 @@ class Session:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of the token buffer, a byte a token for its role included."""
+        """Bytes of the token buffer, one per token for its role included."""
         return len(self._tokens) + len(self._roles)
 
     def adopt(self, token_ids: object, *, weight_versions: Collection[int] | None = None) -> int:
@@ -169,7 +169,7 @@ class Session:
             self._store(reply, new_key, role_spans)
 
     def branch(self, at: int) -> Session:
-        """A new session with the first ``at`` tokens and their rows, shared. Mutates the cache.
+        """Begin a session that shares the first ``at`` tokens and their rows. Mutates the cache.
 
         Raises:
             RowCountError: ``at`` lies outside the session.
@@ -191,7 +191,7 @@ class Session:
             return twin
 
     def lease(self) -> RowsLease:
-        """The session's rows as they are now, pinned until released; O(segments), no copy."""
+        """Pin the session's rows as they are now until released; O(segments), no copy."""
         self._check_open()
         tail = bytes(memoryview(self._tokens)[self.num_rows * TOKEN_BYTES :])
         return RowsLease(
@@ -259,7 +259,7 @@ class Session:
         core.bill(self, self.token_bytes)
 
     def _reserve(self, version: int, num_own: int, new_key: bytes) -> None:
-        """Room for the rows to be written, the new tokens, and what the tree will grow by."""
+        """Make room for the rows to be written, the new tokens, and the tree's growth."""
         if self._core.store.budget_bytes is None:
             return
         held = self._writer.bytes_needed(num_own) + _buffer_bytes(new_key)
@@ -280,7 +280,7 @@ class Session:
             raise
 
     def _known_to_tree(self, version: int, new_key: bytes, start: int, stop: int) -> list[Segment]:
-        """Rows ``[start, stop)`` that other sessions of ``version`` put under the same tokens."""
+        """Find rows ``[start, stop)`` that other sessions of ``version`` put under these tokens."""
         tree, at = self._tree_at(version)
         suffix = bytes(self._tokens[at.num_tokens * TOKEN_BYTES :]) + new_key
         node, num_tokens = tree.walk(suffix, at)
@@ -329,7 +329,7 @@ class Session:
         self._core.lru.touch(position.node)
 
     def _tree_at(self, version: int) -> tuple[RadixTree[RowIndex], Position[RowIndex]]:
-        """The version's tree and how far into it the session is known to have come."""
+        """Return the version's tree and how far into it the session is known to have come."""
         tree = self._core.tree(version)
         at = None
         if self._cursor is not None and self._cursor_version == version:
@@ -369,7 +369,7 @@ class Session:
             self._pinned |= new
 
     def _unpin_unused(self) -> None:
-        """After segments went: leases pin what the session pins, so that must be exact."""
+        """Give back pins of segments that went: leases pin what the session pins."""
         unused = self._pinned - {s.slab for s in self._segments}
         self._core.store.unpin(unused)
         self._pinned -= unused
@@ -380,5 +380,5 @@ class Session:
 
 
 def _buffer_bytes(key: bytes) -> int:
-    """What a session holds for these tokens: their ids and roles."""
+    """Count the bytes that a session holds for these tokens: their ids and roles."""
     return len(key) // TOKEN_BYTES * (TOKEN_BYTES + 1)

@@ -8,7 +8,7 @@ work=$(mktemp -d)
 trap 'git worktree remove --force "$work/tree" 2>/dev/null || true; rm -rf "$work"' EXIT
 git worktree add --quiet --detach "$work/tree" "$revision"
 cp routing_cache/*.so "$work/tree/routing_cache/" 2>/dev/null || true
-python=$PWD/.venv/bin/python
+python=$PWD/${VENV:-.venv}/bin/python
 train() { # TREE NAME
     (cd "$1" && PYTHONPATH=$1 OMP_NUM_THREADS=1 "$python" -c "from agent_rl.cli import main; main()" \
         train configs/repair_tiny.yaml run_root="$work" name="$2" train.steps=3 eval.num_tasks=64)

@@ -7,7 +7,8 @@ import difflib
 from rich.table import Table
 
 from agent_rl.commands.terminal import make_console
-from agent_rl.config.key_pages import Key, reference_page, sections
+from agent_rl.config.key_pages import reference_page, sections
+from agent_rl.config.keys import Key
 from agent_rl.errors import ConfigError
 
 
@@ -41,6 +42,5 @@ def _table(keys: list[Key]) -> Table:
     for column in ("type", "default", "meaning"):
         table.add_column(column, overflow="fold")
     for key in keys:
-        limit = f" ({key.only_for})" if key.only_for else ""
-        table.add_row(key.name, key.kind, key.default, key.meaning + limit)
+        table.add_row(key.name, key.expected, key.default, key.about)
     return table

@@ -1,4 +1,4 @@
-"""What each policy loss brings with it, where the configuration leaves a key at ``null``.
+"""The keys that each policy loss sets itself, where the configuration leaves them at ``null``.
 
 An algorithm is more than its loss: Dr. GRPO also leaves out the std and normalises by a constant,
 DAPO also samples again and penalises length. ``objective`` fills in what was not set, so that
@@ -58,7 +58,7 @@ CORRECTION_BOUNDS: dict[str, tuple[float, float]] = {
 
 
 def objective(config: AlgorithmConfig) -> Objective:
-    """The configured values, and the loss's own where the configuration has ``null``."""
+    """Return the configured values, and the loss's own where the configuration has ``null``."""
     own = DEFAULTS[config.loss]
     return Objective(
         advantage=config.advantage or own.advantage,
@@ -77,7 +77,7 @@ def objective(config: AlgorithmConfig) -> Objective:
 
 
 def correction_bounds(config: AlgorithmConfig) -> tuple[float, float]:
-    """Lower and upper bound of π_old / π_rollout under ``config.correction`` (not ``none``)."""
+    """Return the bounds of π_old / π_rollout under ``config.correction``, which is not ``none``."""
     low, high = CORRECTION_BOUNDS[config.correction]
     return (
         low if config.correction_low is None else config.correction_low,
@@ -86,12 +86,12 @@ def correction_bounds(config: AlgorithmConfig) -> tuple[float, float]:
 
 
 def replays_rows(mode: str) -> bool:
-    """Whether a replay mode uses the rows that the rollout recorded."""
+    """Return True for a replay mode that uses the rows that the rollout recorded."""
     return mode in ("r3", "mixed")
 
 
 def advice(config: RunConfig) -> list[str]:
-    """What may be a mistake and is no error; one sentence each, told before a run starts."""
+    """Return what may be a mistake and is no error, one sentence each; told before a run starts."""
     replay, algorithm = config.routing.replay, config.algorithm
     said: list[str] = []
     # Rollouts of older weights differ from the old policy for another reason too.

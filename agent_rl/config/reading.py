@@ -1,29 +1,30 @@
-"""Reading configurations: YAML, dotlist overrides, strict types. The only place with OmegaConf.
+"""Read configurations: YAML, overrides, strict types. The only place with OmegaConf.
 
-``load_config`` refuses unknown keys with the nearest valid name, checks types strictly and every
-cross-field rule, and raises one ``ConfigError`` that lists *all* faults, one line each with the
-file (or ``override``) and the key.
+``load_config`` refuses unknown keys with the nearest valid name, wrong types, values out of range
+and every broken rule between keys, and raises one ``ConfigError`` that lists *all* faults, one line
+each with the file (or ``override``) and the key.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
+import functools
+import json
 import re
-import types
-import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import TypeAdapter, ValidationError
 
+from agent_rl.config.keys import keys_of
+from agent_rl.config.refusals import Refusal, refusals
 from agent_rl.config.rules import check_rules, check_rules_anywhere
 from agent_rl.config.schema import RunConfig
-from agent_rl.config.suggestions import command_line
+from agent_rl.config.yaml_files import YamlError, parse_yaml, read_mapping
 from agent_rl.errors import ConfigError
 
 _T = TypeVar("_T")
@@ -49,278 +50,164 @@ def read_config(
     *,
     rules: Callable[[_T], Iterable[tuple[str, str]]],
 ) -> _T:
-    """``load_config`` for any schema of nested dataclasses with defaults.
+    """Do what ``load_config`` does for any section of ``declaring``.
 
     ``rules`` yields (key, what is wrong) for faults between keys. Raises ``ConfigError``.
     """
     path = Path(path)
-    problems: list[str] = []
-    tree = _read_file(path)
-    origin = {key: str(path) for key in _leaf_keys(tree)}
-    for override in overrides:
-        try:
-            key, branch = _parse_override(override)
-        except ConfigError as error:
-            problems += error.problems
-            continue
-        parts = key.split(".")
-        origin[key] = _OVERRIDE
-        origin |= {
-            ".".join(parts[:n]): _OVERRIDE
-            for n in range(1, len(parts))
-            if ".".join(parts[:n]) not in origin
-        }
-        try:
-            tree = _plain(OmegaConf.merge(OmegaConf.create(tree), OmegaConf.create(branch)))
-        except OmegaConfBaseException as error:
-            problems.append(f"{_OVERRIDE}: {key}: {_first_line(error)}")
-    tree = _resolve(tree, str(path))
-    reader = _Reader(origin, str(path))
-    config = reader.read(schema, tree, "")
-    problems += reader.problems
+    tree = read_mapping(path)
+    in_file = frozenset(key for key, _ in _items(tree))
+    tree, overridden, problems = _merge(tree, overrides)
+    sources = _Sources(str(path), in_file, overridden)
+    tree, broken = _interpolate(tree)
+    config, refused = _build(schema, tree)
+    faults = broken + [(one.key, one.text) for one in refused]
+    if config is not None and not problems and not broken:
+        said = {one.key for one in refused}
+        faults += [fault for fault in rules(config) if fault[0] not in said]
+    problems += [f"{sources.of(key)}: {key}: {text}" for key, text in faults]
     if problems or config is None:
         raise ConfigError(problems)
-    faults = [f"{origin.get(key, str(path))}: {key}: {text}" for key, text in rules(config)]
-    if faults:
-        raise ConfigError(faults)
     return config
 
 
 def config_from_dict(tree: Mapping[str, Any], source: str = "config") -> RunConfig:
-    """A checked ``RunConfig`` from a nested mapping, as a saved run holds it."""
-    reader = _Reader({}, source)
-    config = reader.read(RunConfig, dict(tree), "")
-    if reader.problems or config is None:
-        raise ConfigError(reader.problems)
+    """Return a checked ``RunConfig`` from a nested mapping, as a saved run holds it."""
+    config, refused = _build(RunConfig, dict(tree))
+    if refused or config is None:
+        raise ConfigError([f"{source}: {one.key}: {one.text}" for one in refused])
     return config
 
 
 def load_resolved(path: Path) -> RunConfig:
     """Read a config that a run saved: complete, so no rules are applied again."""
-    return config_from_dict(_read_file(path), str(path))
+    return config_from_dict(read_mapping(path), str(path))
 
 
 def dump_config(config: RunConfig) -> str:
-    """The whole resolved config as YAML; ``load_resolved`` reads it back to an equal object."""
+    """Return the whole config as YAML; ``load_resolved`` reads it back to an equal object."""
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
 
 
 def top_level_keys(path: Path) -> list[str]:
-    """Names of the sections and values at the top of a YAML file. Raises ``ConfigError``."""
-    return list(_read_file(path))
+    """Return the names at the top of a YAML file. Raises ``ConfigError``."""
+    return list(read_mapping(path))
 
 
-def config_surface() -> list[str]:
-    """Every key with its type and default, one line each: what a config may contain."""
-    return list(_surface(RunConfig, ""))
+@dataclasses.dataclass(frozen=True)
+class _Sources:
+    """Where each key was set."""
+
+    path: str
+    in_file: frozenset[str]
+    overridden: Sequence[str]
+
+    def of(self, key: str) -> str:
+        for name in self.overridden:
+            above = name.startswith(f"{key}.") and key not in self.in_file
+            if key == name or key.startswith(f"{name}.") or above:
+                return _OVERRIDE
+        return self.path
 
 
-class _CoreLoader(yaml.SafeLoader):
-    """YAML with the 1.2 core scalars only: no sexagesimal, octal, yes/no or dates."""
-
-    yaml_implicit_resolvers = {}  # noqa: RUF012 (the base class declares it so)
-
-
-_DIGITS, _EXPONENT = r"[0-9][0-9_]*", r"[eE][-+]?[0-9]+"
-_FLOAT = (
-    rf"[-+]?(?:{_DIGITS}\.[0-9_]*(?:{_EXPONENT})?|\.{_DIGITS}(?:{_EXPONENT})?|{_DIGITS}{_EXPONENT})"
-)
-for _tag, _pattern, _first in (
-    ("bool", r"true|false", "tf"),
-    ("null", r"null|~|", ["n", "~", ""]),
-    ("int", r"[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
-    ("float", _FLOAT, "-+.0123456789"),
-):
-    _CoreLoader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first)
-    )
-
-
-def _construct_mapping(loader: _CoreLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key) for key, _ in node.value]
-    for key in (key for key in keys if keys.count(key) > 1):
-        raise yaml.constructor.ConstructorError(
-            None, None, f"key {key!r} appears twice", node.start_mark
-        )
-    loader.flatten_mapping(node)
-    return loader.construct_mapping(node, deep=True)
+def _merge(
+    tree: dict[str, Any], overrides: Sequence[str]
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return the tree with its overrides, the keys they set, and problems with them."""
+    overridden: list[str] = []
+    problems: list[str] = []
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        parts = key.split(".")
+        if not equals or not all(re.fullmatch(r"\w+", part) for part in parts):
+            problems.append(f"{_OVERRIDE}: got {override!r}, expected section.key=value")
+            continue
+        try:
+            branch = parse_yaml(value)
+            for part in reversed(parts):
+                branch = {part: branch}
+            merged = OmegaConf.merge(OmegaConf.create(tree), OmegaConf.create(branch))
+        except YamlError as fault:
+            problems.append(f"{_OVERRIDE}: {key}: got {value!r}, not valid YAML: {fault}")
+        except OmegaConfBaseException as error:
+            problems.append(f"{_OVERRIDE}: {key}: {_first_line(error)}")
+        else:
+            tree = _plain(merged)
+            overridden.append(key)
+    return tree, overridden, problems
 
 
-def _construct_float(loader: _CoreLoader, node: yaml.ScalarNode) -> float:
-    value = float(loader.construct_scalar(node).replace("_", ""))
-    if not math.isfinite(value):
-        raise yaml.constructor.ConstructorError(
-            None, None, f"{node.value} is too large for a float", node.start_mark
-        )
-    return value
+def _interpolate(tree: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Fill in ``${section.key}`` references. Returns also (key, what is wrong) of broken ones."""
+    faults: list[tuple[str, str]] = []
+    while True:
+        try:
+            node = OmegaConf.create(tree)
+            OmegaConf.resolve(node)
+            return _plain(node), faults
+        except OmegaConfBaseException as error:
+            key = (getattr(error, "full_key", None) or "").partition("[")[0]
+            faults.append((key, _first_line(error)))
+            if (rest := _without(tree, {key})) == tree:
+                return {}, faults
+            tree = rest
 
 
-_CoreLoader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
-_CoreLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
+def _build(schema: type[_T], tree: dict[str, Any]) -> tuple[_T | None, list[Refusal]]:
+    """Make the object, and say which keys are refused.
 
-
-def _load_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_CoreLoader)  # a SafeLoader subclass
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    if path.is_dir():
-        raise ConfigError([_folder_instead(path)])
-    if not path.is_file():
-        raise ConfigError([f"{path}: no such file (expected a YAML config)"])
+    Where all that is wrong is out of its range there is an object all the same, so that the rules
+    between keys can speak at the same time. JSON is the form in which pydantic takes lists for
+    tuples and mappings for sections and stays strict about everything else.
+    """
+    adapter = TypeAdapter(schema)
+    refused = _left_open(schema, tree)
+    tree = _without(tree, {one.key for one in refused})
     try:
-        tree = _load_yaml(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path}: not valid YAML: {_first_line(error)}"]) from error
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError([f"{path}: got {type(tree).__name__}, expected a mapping of sections"])
-    return typing.cast(dict[str, Any], tree)
+        config = adapter.validate_json(json.dumps(tree))
+        return None if refused else config, refused
+    except ValidationError as error:
+        refused += refusals(schema, error)
+    if not all(one.out_of_range for one in refused):
+        return None, refused
+    config = adapter.validate_json(json.dumps(_without(tree, {one.key for one in refused})))
+    for one in refused:
+        *sections, name = one.key.split(".")
+        object.__setattr__(functools.reduce(getattr, sections, config), name, one.value)
+    return config, refused
 
 
-def _folder_instead(path: Path) -> str:
-    if not (path / "config.yaml").is_file():
-        return f"{path}: got a folder, expected a YAML config"
-    return (
-        f"{path}: got the folder of a run, expected a YAML config; to go on with the run: "
-        f"{command_line('agent-rl', 'train', '--resume', path)}; to start another like it: "
-        f"{command_line('agent-rl', 'train', path / 'config.yaml')}"
-    )
+def _left_open(schema: type[object], tree: Mapping[str, Any]) -> list[Refusal]:
+    """Refuse the keys whose value is ``???``, which OmegaConf has for "to be given"."""
+    names = [name for name, value in _items(tree) if value == "???"]
+    keys = keys_of(schema) if names else {}
+    return [
+        Refusal(name, f"no value given, expected {keys[name].expected}", None, out_of_range=False)
+        for name in names
+        if name in keys
+    ]
 
 
-def _parse_override(text: str) -> tuple[str, dict[str, Any]]:
-    key, equals, value = text.partition("=")
-    parts = key.split(".")
-    if not equals or not all(re.fullmatch(r"\w+", part) for part in parts):
-        raise ConfigError([f"{_OVERRIDE}: got {text!r}, expected section.key=value"])
-    try:
-        branch: Any = _load_yaml(value)
-    except yaml.YAMLError as error:
-        raise ConfigError([f"{_OVERRIDE}: {key}: not valid YAML: {_first_line(error)}"]) from error
-    for part in reversed(parts):
-        branch = {part: branch}
-    return key, branch
+def _without(tree: Mapping[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
+    """Return a copy of ``tree`` that lacks the dotted ``keys``."""
+    return {
+        key: _without(value, keys, f"{prefix}{key}.") if isinstance(value, dict) else value
+        for key, value in tree.items()
+        if f"{prefix}{key}" not in keys
+    }
 
 
-def _resolve(tree: dict[str, Any], source: str) -> dict[str, Any]:
-    """Fill in ``${section.key}`` references."""
-    try:
-        node = OmegaConf.create(tree)
-        OmegaConf.resolve(node)
-        return _plain(node)
-    except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None) or ""
-        raise ConfigError([f"{source}: {key}: {_first_line(error)}"]) from error
+def _items(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every dotted key with its value, sections included."""
+    for key, value in tree.items():
+        yield f"{prefix}{key}", value
+        if isinstance(value, dict):
+            yield from _items(cast(dict[str, Any], value), f"{prefix}{key}.")
 
 
 def _plain(node: Any) -> dict[str, Any]:
-    return typing.cast(dict[str, Any], OmegaConf.to_container(node))
+    return cast(dict[str, Any], OmegaConf.to_container(node))
 
 
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return "; ".join(lines[:2]) if isinstance(error, yaml.YAMLError) else lines[0]
-
-
-def _leaf_keys(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
-    keys: list[str] = []
-    for key, value in tree.items():
-        full = f"{prefix}{key}"
-        keys.append(full)
-        if isinstance(value, dict):
-            keys += _leaf_keys(typing.cast(dict[str, Any], value), f"{full}.")
-    return keys
-
-
-class _Reader:
-    """Turns plain containers into dataclasses and collects every fault on the way."""
-
-    def __init__(self, origin: Mapping[str, str], source: str) -> None:
-        self._origin, self._source = origin, source
-        self.problems: list[str] = []
-
-    def read(self, kind: type[_T], tree: Any, prefix: str) -> _T | None:
-        if not isinstance(tree, dict):
-            self._fault(prefix.rstrip("."), f"got {_show(tree)}, expected a section of keys")
-            return None
-        before = len(self.problems)
-        hints = typing.get_type_hints(kind)
-        values: dict[str, Any] = {}
-        for key, value in typing.cast(dict[str, Any], tree).items():
-            full = f"{prefix}{key}"
-            if key not in hints:
-                self._fault(full, _unknown(str(key), list(hints), prefix))
-            elif dataclasses.is_dataclass(hints[key]):
-                values[key] = self.read(typing.cast(type[Any], hints[key]), value, f"{full}.")
-            else:
-                values[key] = self._scalar(hints[key], value, full)
-        return kind(**values) if len(self.problems) == before else None
-
-    def _scalar(self, hint: Any, value: Any, key: str) -> Any:
-        if value == "???":
-            self._fault(key, f"no value given, expected {_hint_name(hint)}")
-            return None
-        ok, converted = _convert(hint, value)
-        if not ok:
-            self._fault(key, f"got {_show(value)}, expected {_hint_name(hint)}")
-        return converted
-
-    def _fault(self, key: str, text: str) -> None:
-        self.problems.append(f"{self._origin.get(key, self._source)}: {key}: {text}")
-
-
-def _convert(hint: Any, value: Any) -> tuple[bool, Any]:
-    """Whether ``value`` is of type ``hint``, and the value to use. An int may stand for a float."""
-    origin = typing.get_origin(hint)
-    if origin is typing.Literal:
-        options = typing.get_args(hint)
-        return any(value is o or (value == o and type(value) is type(o)) for o in options), value
-    if origin in (types.UnionType, typing.Union):
-        for option in typing.get_args(hint):
-            ok, converted = _convert(option, value)
-            if ok:
-                return True, converted
-        return False, value
-    if origin is tuple:
-        item = typing.get_args(hint)[0]
-        if not isinstance(value, list):
-            return False, value
-        pairs = [_convert(item, v) for v in typing.cast(list[Any], value)]
-        return all(ok for ok, _ in pairs), tuple(v for _, v in pairs)
-    if hint is float and type(value) is int:
-        return True, float(value)
-    if hint is type(None):
-        return value is None, value
-    return type(value) is hint, value
-
-
-def _unknown(key: str, valid: list[str], prefix: str) -> str:
-    near = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
-    hint = f"did you mean {prefix}{near[0]}?" if near else f"expected one of {', '.join(valid)}"
-    return f"unknown key; {hint}"
-
-
-def _hint_name(hint: Any) -> str:
-    if typing.get_origin(hint) is typing.Literal:
-        return "one of " + ", ".join(str(option) for option in typing.get_args(hint))
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return " or ".join(_hint_name(option) for option in typing.get_args(hint))
-    if typing.get_origin(hint) is tuple:
-        return f"a list of {_hint_name(typing.get_args(hint)[0])}"
-    return {type(None): "null"}.get(hint, getattr(hint, "__name__", str(hint)))
-
-
-def _show(value: Any) -> str:
-    return f"{value!r} ({type(value).__name__})"
-
-
-def _surface(kind: type[Any], prefix: str) -> typing.Iterator[str]:
-    hints = typing.get_type_hints(kind)
-    instance = kind()
-    for item in dataclasses.fields(kind):
-        hint, default = hints[item.name], getattr(instance, item.name)
-        if dataclasses.is_dataclass(hint):
-            yield from _surface(typing.cast(type[Any], hint), f"{prefix}{item.name}.")
-        else:
-            yield f"{prefix}{item.name}: {_hint_name(hint)} = {default!r}"
+    return next(line.strip() for line in str(error).splitlines() if line.strip())

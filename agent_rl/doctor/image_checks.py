@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from agent_rl.config.schema import RunConfig
 from agent_rl.doctor.check import Check, counted, gib
 from agent_rl.errors import ConfigError
+from agent_rl.tasks.images import ROWS
 from agent_rl.tasks.kinds import load_tasks
 from envs.errors import InfrastructureError
 from envs.images.task import ImageTask
@@ -24,7 +25,7 @@ _MAX_NAMED = 3
 
 def check_images(config: RunConfig) -> Iterator[Check]:
     """Check the daemon and the images of the tasks in a file; no data set is fetched."""
-    if config.tasks.kind in ("repair", "module"):
+    if config.tasks.kind not in ROWS:
         return
     tasks, finding = _rows(config)
     yield finding

@@ -1,5 +1,5 @@
-"""What a run plays. A module of your own imports ``Environments`` and ``TaskSets`` from here."""
+"""Tasks of a run. A module of your own imports ``Environments`` and ``TaskSets`` from here."""
 
-from agent_rl.tasks.base import Environments, TaskKind, TaskSets
+from agent_rl.tasks.task_kind import Environments, TaskKind, TaskSets
 
 __all__ = ["Environments", "TaskKind", "TaskSets"]

@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 
 class Curriculum(Generic[_T]):
-    """Walks shuffled epochs over ``tasks``, ``per_step`` at a time."""
+    """A walk through shuffled epochs over ``tasks``, ``per_step`` at a time."""
 
     def __init__(self, tasks: Sequence[_T], per_step: int, seed: int) -> None:
         self._tasks, self._per_step, self._seed = tasks, per_step, seed
@@ -22,15 +22,15 @@ class Curriculum(Generic[_T]):
         return self._tasks
 
     def at(self, step: int) -> list[_T]:
-        """Tasks of ``step`` (from 1). Every task is asked once before any is asked again."""
+        """Return the tasks of ``step`` (from 1). All are asked once before any is asked again."""
         first = (step - 1) * self._per_step
         return [self._tasks[self._index(p)] for p in range(first, first + self._per_step)]
 
     def further(self, step: int, skip: int, count: int) -> list[_T]:
-        """``count`` tasks beside those of ``step``, after ``skip`` of them: a fixed order a step.
+        """Return ``count`` tasks beside those of ``step``, after ``skip`` of them.
 
-        Fewer where the tasks run out. They are drawn from all tasks, so an epoch may ask one of
-        them again.
+        Their order is fixed per step; there are fewer where the tasks run out. They are drawn from
+        all tasks, so an epoch may ask one of them again.
         """
         if count < 1:
             return []

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agent_rl.config.schema import ImagesConfig, RunConfig, TasksConfig
-from agent_rl.errors import ConfigError, EmptySplitError
-from agent_rl.tasks.base import Environments, TaskSets, tool_prompts
+from agent_rl.errors import ConfigError
+from agent_rl.tasks.task_kind import Environments, TaskSets, tool_prompts
 from envs.actions import TOOL_SETS, Prompts
 from envs.actions.container_tools import ToolSettings
 from envs.base import Task
@@ -36,7 +36,7 @@ def episode_prompts(config: RunConfig, issue: str = "") -> Prompts:
 def load_tasks(config: TasksConfig) -> TaskSets:
     """Read the rows and divide them. No daemon is asked.
 
-    Raises ConfigError: the rows cannot be read; EmptySplitError: a split has no task.
+    Raises ConfigError: the rows cannot be read, or a split has no task.
     """
     try:
         tasks = ROWS[config.kind](config.rows, config.rows_split)
@@ -56,8 +56,8 @@ def _divide(tasks: Sequence[ImageTask], heldout_fraction: float) -> dict[str, li
     return sides
 
 
-def _empty_split(config: TasksConfig, sides: dict[str, list[ImageTask]]) -> EmptySplitError:
-    """Which split is empty, what the rows hold, and a change that leaves no split empty."""
+def _empty_split(config: TasksConfig, sides: dict[str, list[ImageTask]]) -> ConfigError:
+    """Name the empty split, what the rows hold, and a change that leaves no split empty."""
     needed = ("train", config.heldout_split)
     tasks = [task for side in sides.values() for task in side]
     counts = ", ".join(f"{side} {len(members)}" for side, members in sides.items())
@@ -68,7 +68,7 @@ def _empty_split(config: TasksConfig, sides: dict[str, list[ImageTask]]) -> Empt
         f"each for {' and '.join(needed)}"
     )
     if len(tasks) < len(needed):
-        return EmptySplitError(fault, f"add rows to {config.rows}, or set tasks.rows")
+        return ConfigError([f"{fault}; add rows to {config.rows}, or set tasks.rows"])
     # The ids decide what a fraction does, so each is tried; the nearest that works is told.
     fractions = sorted(
         (n / 100 for n in range(1, 50)), key=lambda f: abs(f - config.heldout_fraction)
@@ -76,12 +76,13 @@ def _empty_split(config: TasksConfig, sides: dict[str, list[ImageTask]]) -> Empt
     for fraction in fractions:
         divided = _divide(tasks, fraction)
         if all(divided[side] for side in needed):
-            return EmptySplitError(fault, f"set tasks.heldout_fraction={fraction}, or add rows")
-    return EmptySplitError(fault, "add rows: no tasks.heldout_fraction divides these few")
+            remedy = f"set tasks.heldout_fraction={fraction}, or add rows"
+            return ConfigError([f"{fault}; {remedy}"])
+    return ConfigError([f"{fault}; add rows: no tasks.heldout_fraction divides these few"])
 
 
 def side_of(task_id: str, heldout_fraction: float) -> str:
-    """The side of a row: by its id alone, so it stays the same whatever other rows there are."""
+    """Return the side of a row by its id alone, so that it does not depend on other rows."""
     share = int(hashlib.sha256(task_id.encode()).hexdigest()[:12], 16) / 16**12
     if share < heldout_fraction:
         return "heldout"
@@ -89,7 +90,7 @@ def side_of(task_id: str, heldout_fraction: float) -> str:
 
 
 def _in_drawn_order(tasks: Sequence[ImageTask], seed: int) -> list[ImageTask]:
-    """An order that does not depend on the file's. Raises ConfigError for an id that is twice."""
+    """Order tasks whatever order the file has. Raises ConfigError for an id that is there twice."""
     by_id = {task.task_id: task for task in tasks}
     if len(by_id) < len(tasks):
         ids = [task.task_id for task in tasks]
@@ -100,13 +101,13 @@ def _in_drawn_order(tasks: Sequence[ImageTask], seed: int) -> list[ImageTask]:
 
 
 def run_label(config: RunConfig) -> str:
-    """The label of this run's containers: runs of one name in different folders stay apart."""
+    """Return the label of this run's containers; runs of one name in two folders stay apart."""
     root = hashlib.sha256(str(Path(config.run_root).resolve()).encode()).hexdigest()[:8]
     return f"{config.name}-{root}"
 
 
 def image_settings(config: RunConfig) -> ImageSettings:
-    """What ``config`` says, in the form that ``envs`` takes."""
+    """Turn ``config`` into the form that ``envs`` takes."""
     images = config.images
     folder = (
         Path(images.validations) if images.validations else Path(config.run_root, "validations")
@@ -166,7 +167,7 @@ def open_environments(config: RunConfig) -> Environments:
 
 
 def _admit(shared: ImageEnvironments, tasks: Sequence[Task], num_workers: int) -> Sequence[Task]:
-    """Tasks whose gold patch earns the reward and whose base does not; the others are named.
+    """Keep tasks whose gold patch earns the reward and whose base does not; log the others.
 
     Raises ConfigError when none is left, DockerErrors.
     """

@@ -1,6 +1,7 @@
 """The kinds of task a run can play, one plain dict entry each.
 
-An entry names a module that is a ``base.TaskKind``; it is imported when a run asks for it.
+An entry names a module that is a ``TaskKind``; it is imported when a run asks for it. Kinds of
+rows whose tasks are in container images share one module and stand in its ``ROWS``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from importlib import import_module
 from typing import cast
 
 from agent_rl.config.schema import RunConfig, TasksConfig
-from agent_rl.tasks.base import Environments, TaskKind, TaskSets
+from agent_rl.tasks.images import ROWS
+from agent_rl.tasks.task_kind import Environments, TaskKind, TaskSets
 from envs.actions import Prompts
 
 
@@ -41,7 +43,6 @@ def _own(config: TasksConfig) -> TaskKind:
 
 KINDS: dict[str, Callable[[TasksConfig], TaskKind]] = {
     "repair": _shipped("repair"),
-    "r2e_gym": _shipped("images"),
-    "swebench": _shipped("images"),
     "module": _own,
+    **dict.fromkeys(ROWS, _shipped("images")),
 }

@@ -1,7 +1,7 @@
 """Tasks and environments from a module of the user's (``tasks.kind=module``).
 
 The module is named by ``tasks.module``: importable (``my_package.tasks``) or a file (``tasks.py``).
-It is a ``base.TaskKind``. ``docs/own_environment.md`` has a whole one.
+It is a ``TaskKind``. ``docs/own_environment.md`` has a whole one.
 """
 
 from __future__ import annotations
@@ -9,17 +9,27 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
-from typing import cast
 
 from agent_rl.config.schema import RunConfig
 from agent_rl.errors import ConfigError
-from agent_rl.tasks.base import TaskKind
+from agent_rl.tasks.task_kind import Environments, TaskKind, TaskSets
 from envs.actions import Prompts
 
 _NEEDED = ("load_tasks", "open_environments")
+
+
+@dataclass(frozen=True)
+class _OwnTasks:
+    """The functions of a user's module, as a ``TaskKind``."""
+
+    load_tasks: Callable[..., TaskSets]
+    open_environments: Callable[..., Environments]
+    episode_prompts: Callable[..., Prompts]
 
 
 def own_tasks(name: str) -> TaskKind:
@@ -29,9 +39,8 @@ def own_tasks(name: str) -> TaskKind:
     when a chat template asks for it.
     """
     module = _checked(name)
-    if not hasattr(module, "episode_prompts"):
-        setattr(module, "episode_prompts", partial(_no_prompts, name))  # noqa: B010 (types)
-    return cast(TaskKind, module)
+    prompts = getattr(module, "episode_prompts", partial(_no_prompts, name))
+    return _OwnTasks(module.load_tasks, module.open_environments, prompts)
 
 
 def _no_prompts(name: str, config: RunConfig, issue: str = "") -> Prompts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_rl.config.schema import AgentConfig, RunConfig, TasksConfig
-from agent_rl.tasks.base import Environments, TaskSets, tool_prompts
+from agent_rl.tasks.task_kind import Environments, TaskSets, tool_prompts
 from envs.actions import FORMATS, Prompts
 from envs.actions.grammars.function_calls import FunctionCallGrammar
 from envs.actions.tool_specs import WORKSPACE_TOOLS

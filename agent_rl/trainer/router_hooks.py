@@ -64,13 +64,18 @@ class LayerHook:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(scores, ids) ``[N, K]`` of the chosen experts, differentiable in ``scores [N, E]``."""
 
+        # Without gradients Megatron 0.19.2 does not sort: last bits of the gates would differ.
+        @torch.enable_grad()
+        def top_k(of: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return default_compute_topk(of, topk, num_groups, group_topk)
+
         def live_top_k(detached: torch.Tensor) -> torch.Tensor:
-            return default_compute_topk(detached, topk, num_groups, group_topk)[1]
+            return top_k(detached)[1]
 
         self._owner.note_consistency(self._layer, scores)
         ids = self._owner.choose(self._layer, scores, live_top_k)
         if ids is None:
-            return default_compute_topk(scores, topk, num_groups, group_topk)
+            return top_k(scores)
         return scores.gather(1, ids), ids
 
 

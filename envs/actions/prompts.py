@@ -23,7 +23,7 @@ class Prompts:
     user: str
 
     def fill(self, values: Mapping[str, str]) -> Prompts:
-        """Both parts with their holes filled. ``values`` must name every hole that is used."""
+        """Fill the holes of both parts. ``values`` must name every hole that is used."""
         return Prompts(
             string.Template(self.system).substitute(values),
             string.Template(self.user).substitute(values),
@@ -31,7 +31,7 @@ class Prompts:
 
 
 def load_prompts(name_or_path: str) -> Prompts:
-    """Prompts by name (a file that ships) or by path. Raises ``TaskError``."""
+    """Read prompts by name (a file that ships) or by path. Raises ``TaskError``."""
     shipped = _FOLDER / f"{name_or_path}.md"
     path = shipped if shipped.is_file() else Path(name_or_path)
     if not path.is_file():

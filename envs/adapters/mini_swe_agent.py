@@ -11,6 +11,7 @@ Example::
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -33,7 +34,7 @@ class ShellSandbox(Protocol):
 
 @dataclass(frozen=True)
 class MiniSweConfig:
-    """What the agent's templates may show."""
+    """Values that the agent's templates may show."""
 
     cwd: str
     timeout: float = 60.0
@@ -42,7 +43,7 @@ class MiniSweConfig:
 
 
 class MiniSweEnvironment:
-    """Runs the agent's commands in a container instead of on this machine.
+    """An environment that runs the agent's commands in a container, not on this machine.
 
     Output is decoded lossily, for the model's view; a command cut at the cap says so in its output.
     Raises InfrastructureError when the sandbox is gone, and mini-swe-agent's own ``Submitted`` when
@@ -61,7 +62,7 @@ class MiniSweEnvironment:
         if "\0" in command:
             return _reply("", -1, "a command cannot hold a NUL byte")
         if cwd:
-            command = f"cd -- {_quoted(cwd)} && {{ {command}\n}}"
+            command = f"cd -- {shlex.quote(cwd)} && {{ {command}\n}}"
         result = self._sandbox.run_shell(
             command,
             timeout_s=timeout or self.config.timeout,
@@ -77,7 +78,10 @@ class MiniSweEnvironment:
         return _reply(text, code, "")
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
-        """Variables of their prompt templates; the sandbox's system, not this machine's."""
+        """Return the variables of their prompt templates.
+
+        The sandbox's system, not this machine's.
+        """
         system = {"system": "Linux", "release": "", "version": "", "machine": "x86_64"}
         return {**asdict(self.config), **system, **self.config.variables, **kwargs}
 
@@ -88,10 +92,6 @@ class MiniSweEnvironment:
 
 def _reply(output: str, returncode: int, exception_info: str) -> dict[str, Any]:
     return {"output": output, "returncode": returncode, "exception_info": exception_info}
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def _submitted(submission: str) -> Exception:

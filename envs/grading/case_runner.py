@@ -27,7 +27,7 @@ _MAX_REPR = 400
 
 @dataclass(frozen=True)
 class Case:
-    """One assertion: which test it belongs to, what to call, what to expect."""
+    """One assertion: the test it belongs to, the call, and the wanted value."""
 
     test: str
     call: str
@@ -36,7 +36,7 @@ class Case:
 
 @dataclass(frozen=True)
 class CaseFile:
-    """A test file taken apart: what to import and the assertions in order."""
+    """A test file taken apart: imports, and the assertions in order."""
 
     imports: tuple[str, ...]
     cases: tuple[Case, ...]
@@ -44,7 +44,7 @@ class CaseFile:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one call did: a decoded value, or the name of what it raised."""
+    """The answer of one call: a decoded value, or the name of the exception that it raised."""
 
     value: object = None
     raised: str = ""
@@ -52,14 +52,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """What came back from one sandbox; shorter than the calls when the code did not get there."""
+    """The answers of one sandbox; fewer than the calls when the code did not get there."""
 
     values: tuple[Answer, ...] = ()
     import_error: str = ""
 
 
 class CaseRunner:
-    """Runs case-form test files on a pool of warm sandboxes.
+    """A runner of case-form test files on a pool of warm sandboxes.
 
     Example:
         >>> runner = CaseRunner(pool, timeout_s=10, cpu_s=0.5)
@@ -74,12 +74,12 @@ class CaseRunner:
         cpu_s: float = 0.5,
         output_cap_bytes: int = 64 << 10,
     ) -> None:
-        """``cpu_s`` is the CPU time of one run, ``timeout_s`` its wall-clock limit."""
+        """Set up: ``cpu_s`` is the CPU time of one run, ``timeout_s`` its wall-clock limit."""
         self._pool = pool
         self._timeout_s, self._cpu_s, self._cap = timeout_s, cpu_s, output_cap_bytes
 
     def run(self, files: Mapping[str, bytes], test_files: Mapping[str, bytes]) -> SuiteReport:
-        """Each test file in a sandbox of its own. Raises TaskError, InfrastructureError."""
+        """Run each test file in a sandbox of its own. Raises TaskError, InfrastructureError."""
         reports = [
             self._run_file(files, parse_case_file(path, data)) for path, data in test_files.items()
         ]
@@ -142,7 +142,7 @@ def _parse_assert(test: str, node: ast.stmt) -> Case:
 
 
 def _is_plain_test(node: ast.FunctionDef, before: list[Case]) -> bool:
-    """A test without fixtures or decorators whose name is not taken."""
+    """Tell whether it is a test without fixtures or decorators whose name is not taken."""
     taken = any(case.test.endswith(f"::{node.name}") for case in before)
     plain = not (ast.unparse(node.args) or node.decorator_list or taken)
     return plain and node.name.startswith("test")
@@ -160,7 +160,7 @@ def _not_case_form(where: str, node: ast.AST) -> TaskError:
 
 
 def read_answers(reply: Reply) -> Answers:
-    """Answers up to the first line that is cut short, out of order or damaged."""
+    """Read answers up to the first line that is cut short, out of order or damaged."""
     answers: list[Answer] = []
     if reply.total_output_bytes > len(reply.output):
         return Answers()  # the middle is missing; nothing in it can be told apart
@@ -210,7 +210,7 @@ def _judge_one(case: Case, answers: Answers, index: int, ending: FailureKind) ->
 
 
 def show(value: object) -> str:
-    """A value for a message: its literal, or the name of its type, cut at 400 characters."""
+    """Write a value for a message: its literal, or the name of its type, cut at 400 characters."""
     if isinstance(value, Opaque):
         return _name(value.type_name)
     try:
@@ -221,7 +221,7 @@ def show(value: object) -> str:
 
 
 def _name(payload: Any) -> str:
-    """An exception's name as code under test gave it, made harmless."""
+    """Make an exception's name, as code under test gave it, harmless."""
     if isinstance(payload, str) and payload.isidentifier() and payload.isascii():
         return payload[:_MAX_NAME]
     return "Exception"

@@ -37,7 +37,7 @@ class WrongTests:
 
 
 def turn_wrong(source: bytes, rng: random.Random, choose: Choose | None = None) -> WrongTests:
-    """The test module with the expectations of the chosen tests (None: all) wrong.
+    """Rewrite a test module so that the expectations of the chosen tests (None: all) are wrong.
 
     Tests without an expectation that can be turned raise at their start instead. A file that is
     not Python comes back as it is.
@@ -59,7 +59,7 @@ def turn_wrong(source: bytes, rng: random.Random, choose: Choose | None = None) 
 
 
 def draw_choice(rng: random.Random, always: Collection[str]) -> Choose:
-    """Which tests to turn: those named in ``always``, and none, some, half or all of the others.
+    """Choose tests to turn: those named in ``always``, and none, some, half or all of the others.
 
     Code that forges only a few failures among many passes must not be able to tell a control run
     by its share of failures. The same test name is always decided the same way.
@@ -70,13 +70,13 @@ def draw_choice(rng: random.Random, always: Collection[str]) -> Choose:
 
 
 def function_of(test_name: str) -> str:
-    """``Class.test`` of a pytest node id or of an R2E-Gym name, parameters left out."""
+    """Return ``Class.test`` of a pytest node id or of an R2E-Gym name, parameters left out."""
     plain = test_name.partition("[")[0]
     return ".".join(plain.split("::")[1:]) if "::" in plain else plain
 
 
 def _tests(tree: ast.Module) -> Iterator[tuple[str, Function]]:
-    """Test functions of the module and of its classes."""
+    """Yield the test functions of the module and of its classes."""
     for node in tree.body:
         if isinstance(node, Function) and _is_test(node.name):
             yield node.name, node
@@ -126,7 +126,7 @@ class _Turner(ast.NodeTransformer):
         return node
 
     def _wrong(self, wanted: ast.expr) -> ast.expr:
-        """Another value of the same type for a literal, else an object equal to nothing."""
+        """Return another value of the same type for a literal, else an object equal to nothing."""
         if _is_literal(wanted):
             changed = copy.deepcopy(wanted)
             constants = [node for node in ast.walk(changed) if isinstance(node, ast.Constant)]

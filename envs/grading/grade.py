@@ -1,4 +1,4 @@
-"""From a patch to a score: base files, the patch's source changes, and the hidden tests."""
+"""Grading of a patch from base files, the patch's source changes and the hidden tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_NEW_NODES = 2000
 
 @dataclass(frozen=True)
 class GradingTree:
-    """What a grading sandbox gets: sources without the judged tests, and those tests."""
+    """The content of a grading sandbox: sources without the judged tests, and those tests."""
 
     files: dict[str, bytes]
     tests: dict[str, bytes]
@@ -65,7 +65,7 @@ def grading_tree(task: Task, patch: bytes) -> GradingTree:
 
 
 def _nodes(tree: Mapping[str, bytes]) -> set[str]:
-    """Every file and every folder above one."""
+    """Return every file and every folder above one."""
     nodes: set[str] = set()
     for path in tree:
         while path and path not in nodes:
@@ -87,7 +87,7 @@ def _sources(task: Task) -> dict[str, bytes]:
 
 
 def _judged_tests(task: Task) -> dict[str, bytes]:
-    """The files that the expected names are in; raises TaskError when one is nowhere."""
+    """Return the files that the expected names are in. Raises TaskError when one is nowhere."""
     available: Mapping[str, bytes] = {**task.files, **task.hidden_files}
     paths = sorted({name.partition("::")[0] for name in task.expected})
     missing = [path for path in paths if path not in available]

@@ -1,4 +1,4 @@
-"""Run identical tests once: siblings of a group often write the same code."""
+"""A runner that runs identical tests once: siblings of a group often write the same code."""
 
 from __future__ import annotations
 

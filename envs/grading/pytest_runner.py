@@ -19,7 +19,7 @@ from envs.sandbox.pool import SandboxPool
 
 
 class PytestRunner:
-    """Runs whole files with ``python -m pytest``; the pool must show installed packages.
+    """A runner of whole files by ``python -m pytest``; the pool must show installed packages.
 
     Example:
         >>> pool = SandboxPool(SandboxSpec("bubblewrap", site_packages=True), num_workers=2)

@@ -37,7 +37,7 @@ class SuiteReport:
 
 
 class SuiteRunner(Protocol):
-    """Runs tests against a source tree, each time in a fresh sandbox."""
+    """A runner of tests against a source tree, each time in a fresh sandbox."""
 
     def run(self, files: Mapping[str, bytes], test_files: Mapping[str, bytes]) -> SuiteReport:
         """Run ``test_files`` on ``files``, the tree without them.

@@ -1,4 +1,4 @@
-"""What a source patch must not do: change the judge, stand in for its modules, look at the test.
+"""Things a source patch must not do: change the judge, replace its modules, look at the test.
 
 Tests of a real repository run in one process with the code they judge, so code that wants to can
 find the runner, the expected values and the report. The control run (``envs.grading.control``)
@@ -75,7 +75,7 @@ _PATTERNS = [(re.compile(pattern, re.MULTILINE), why) for pattern, why in _MEANS
 def protected_paths(
     sections: Iterable[Section], globs: Sequence[str], top_level: frozenset[str]
 ) -> list[str]:
-    """Paths that a patch may not touch, of those it touches.
+    """Return the protected ones among the paths that a patch touches.
 
     ``top_level`` are the names at the root of the repository at the base commit: a new file there
     with the name of a standard or runner module would be imported in that one's place.
@@ -97,7 +97,7 @@ def _shadows(section: Section, top_level: frozenset[str]) -> bool:
 
 
 def suspicious_means(sections: Iterable[Section], allowed: Iterable[str] = ()) -> list[str]:
-    """What added lines do that a fix has no need for, as ``path: reason``.
+    """List what added lines do that a fix has no need for, as ``path: reason``.
 
     ``allowed`` are reasons that the task's own solution gives cause for: never held against it.
     """
@@ -111,5 +111,5 @@ def suspicious_means(sections: Iterable[Section], allowed: Iterable[str] = ()) -
 
 
 def reasons_of(means: Iterable[str]) -> set[str]:
-    """The reasons alone, for ``allowed``."""
+    """Return the reasons alone, for ``allowed``."""
     return {entry.partition(": ")[2] for entry in means}

@@ -39,7 +39,7 @@ class ImageEnvParts:
 
 
 class ImageEnv:
-    """The agent works in a container of the prepared image; its patch is graded in a fresh one.
+    """An episode in a container of the prepared image; the patch is graded in a fresh one.
 
     Example:
         >>> env = ImageEnv(task, parts)

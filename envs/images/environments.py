@@ -1,4 +1,4 @@
-"""Everything that image tasks of one run share, from settings to environments."""
+"""The parts that image tasks of one run share, from settings to environments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Complete = Callable[[ImageTask, DockerHost, DockerOptions], ImageTask]
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """How image tasks are run. ``action_format`` and ``tool_set`` are keys of ``envs.actions``."""
+    """Settings of image tasks; ``action_format`` and ``tool_set`` are keys of ``envs.actions``."""
 
     run_id: str
     validations: Path  # folder of remembered verdicts, shared by runs
@@ -50,7 +50,7 @@ class Checked:
 
 
 class ImageEnvironments:
-    """Makes environments; owns the host and its containers.
+    """A maker of environments; owns the host and its containers.
 
     Example:
         >>> shared = ImageEnvironments(DockerPyEngine(), ImageSettings("run-7", Path("validated")))
@@ -59,7 +59,7 @@ class ImageEnvironments:
     """
 
     def __init__(self, engine: Engine, settings: ImageSettings) -> None:
-        """Removes what an earlier, killed process of the same run left. Raises DockerErrors."""
+        """Remove what an earlier, killed process of the same run left. Raises DockerErrors."""
         self._max_prepared = settings.max_prepared
         self._host = DockerHost(engine, settings.run_id, settings.host_limits)
         removed = self._host.clean_up()
@@ -110,7 +110,7 @@ class ImageEnvironments:
     def _check_one(
         self, task: ImageTask, image_id: str, complete: Complete | None
     ) -> ImageTask | str:
-        """The task if it may be used, else why not."""
+        """Return the task if it may be used, else the reason why not."""
         try:
             if complete is not None:
                 task = complete(task, self._host, self._parts.options)
@@ -121,7 +121,10 @@ class ImageEnvironments:
         return task
 
     def make(self, task: Task) -> ImageEnv:
-        """An unstarted environment; does not block. Raises TaskError for other kinds of tasks."""
+        """Make an unstarted environment; does not block.
+
+        Raises TaskError for other kinds of tasks.
+        """
         if not isinstance(task, ImageTask):
             raise TaskError(f"task {task.task_id} is not in an image: expected=an ImageTask")
         return ImageEnv(task, self._parts, self._validations.get(task.task_id))

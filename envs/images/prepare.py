@@ -1,4 +1,4 @@
-"""Makes an image safe to show to an agent, once, and keeps the result as an image.
+"""Preparation that makes an image safe to show to an agent, once, and keeps the result as an image.
 
 Hidden files are removed, the history ends at the base commit and is probed, and the work tree is
 recorded for the patch. Every episode then starts from the kept image at the price of a container.
@@ -40,7 +40,10 @@ class PreparedImage:
 
 
 class ImagePreparer:
-    """Prepares images for one host. Thread-safe; an image is prepared once however many ask."""
+    """A preparer of images for one host.
+
+    Thread-safe; an image is prepared once however many ask.
+    """
 
     def __init__(self, host: DockerHost, options: DockerOptions) -> None:
         self._host, self._options = host, options
@@ -48,7 +51,7 @@ class ImagePreparer:
         self._locks: dict[str, threading.Lock] = {}
 
     def prepare(self, task: ImageTask) -> PreparedImage:
-        """The prepared image of a task, made if need be.
+        """Return the prepared image of a task, made if need be.
 
         Raises HistoryLeakError when the fix can still be read afterwards, TaskError when the image
         does not have the layout, and DockerErrors.

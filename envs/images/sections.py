@@ -25,7 +25,9 @@ class Section:
 
 
 def split_patch(patch: bytes) -> list[Section]:
-    """Every file's part, in order; together they are the patch. Raises PatchError.
+    """Split a patch into every file's part, in order; together they are the patch.
+
+    Raises PatchError.
 
     Inside a hunk every line starts with a blank, a sign or a backslash, so a header is never
     content. Renames, copies and binary hunks are refused: our own patches have none.
@@ -65,7 +67,7 @@ def _read_section(data: bytes) -> Section:
 
 
 def _file_name(line: bytes) -> bytes:
-    """The path in a ``---`` or ``+++`` line, empty for other lines and for /dev/null."""
+    """Return the path in a ``---`` or ``+++`` line, empty for other lines and for /dev/null."""
     if not line.startswith((b"--- ", b"+++ ")):
         return b""
     name = _unquote(line[4:].rstrip(b"\t"))
@@ -73,7 +75,10 @@ def _file_name(line: bytes) -> bytes:
 
 
 def _header_names(line: bytes) -> set[bytes]:
-    """Paths of the ``diff --git`` line; it is ambiguous only for renames, which are refused."""
+    """Return the paths of the ``diff --git`` line.
+
+    It is ambiguous only for renames, which are refused.
+    """
     rest = line[len(_HEADER) :]
     quoted = _QUOTED.findall(rest)
     if quoted:

@@ -1,4 +1,4 @@
-"""A task in an image: what the agent gets, what is hidden from it, and what decides."""
+"""A task in an image: its files, those hidden from the agent, and the tests that decide."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NameStyle = Literal["node_id", "r2e"]
 
 @dataclass(frozen=True)
 class TestPlan:
-    """How the official tests are run in a fresh container of the task's image.
+    """The way to run the official tests in a fresh container of the task's image.
 
     ``files`` are official test files to put in place (absolute path -> content) over what the image
     has. ``judged_paths`` are the folders or files that hold the tests; a control run rewrites them.

@@ -1,4 +1,4 @@
-"""Validates tasks once and remembers the answer, good or bad, across runs."""
+"""Verdicts on tasks, good or bad, remembered across runs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _Json = dict[str, str | list[str] | None]
 
 @dataclass(frozen=True)
 class ValidationCache:
-    """Verdicts in ``folder``, one small JSON file a task, named by everything that decides."""
+    """Verdicts in ``folder``, one small JSON file per task, named by everything that decides."""
 
     folder: Path
 
     def check(self, task: ImageTask, grader: ImageGrader, image_id: str) -> Validation:
-        """``grader.check``, from the cache where nothing has changed.
+        """Return the verdict of ``grader.check``, from the cache where nothing has changed.
 
         Raises TaskError, remembered too; TaskTimeoutError and InfrastructureError, never
         remembered.

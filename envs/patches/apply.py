@@ -51,7 +51,7 @@ class FilePatch:
 
 
 def apply_patch(tree: Mapping[str, bytes], patch: bytes) -> dict[str, bytes]:
-    """The tree after the patch, all of it or, with PatchError, nothing."""
+    """Return the tree after the patch. Raises PatchError unless all of it applies."""
     result = dict(tree)
     for change in parse_patch(patch):
         _apply_file(result, change)
@@ -59,12 +59,12 @@ def apply_patch(tree: Mapping[str, bytes], patch: bytes) -> dict[str, bytes]:
 
 
 def touched_paths(patch: bytes) -> tuple[str, ...]:
-    """Paths that the patch creates, changes or deletes. Raises PatchError."""
+    """Return the paths that the patch creates, changes or deletes. Raises PatchError."""
     return tuple(change.path for change in parse_patch(patch))
 
 
 def parse_patch(patch: bytes) -> list[FilePatch]:
-    """Every file's change, in order. Raises PatchError when any line is out of place."""
+    """Read every file's change, in order. Raises PatchError when any line is out of place."""
     reader = _Reader(split_lines(patch))
     changes: list[FilePatch] = []
     while not reader.at_end:
@@ -126,7 +126,7 @@ def _parse_file(reader: _Reader) -> FilePatch:
 
 
 def _header_path(reader: _Reader) -> str:
-    """The path that both sides of ``diff --git`` name."""
+    """Return the path that both sides of ``diff --git`` name."""
     rest = reader.peek()[len(b"diff --git ") :]
     if not rest.endswith(b"\n"):
         raise reader.error("a newline after the header")
@@ -218,7 +218,7 @@ def _parse_hunk(reader: _Reader) -> Hunk:
 
 
 def _apply_file(tree: dict[str, bytes], change: FilePatch) -> None:
-    """Mutates ``tree``."""
+    """Apply one file's change; mutates ``tree``."""
     path, exists = change.path, change.path in tree
     if exists == change.creates:
         state = "there already" if exists else "absent"
@@ -253,7 +253,7 @@ def _apply_hunks(path: str, lines: list[bytes], hunks: Sequence[Hunk]) -> list[b
 
 
 def _find(lines: Sequence[bytes], fresh: Sequence[bool], hunk: Hunk) -> int | None:
-    """Git's search: the place named, then one line after, one before, two after, …
+    """Search as git does: the place named, then one line after, one before, two after, …
 
     A hunk that starts at line 1 applies at the beginning only, one without context at its end
     at the end only.

@@ -27,7 +27,10 @@ class Diff:
 
 
 def diff_trees(base: Tree, current: Tree) -> Diff:
-    """What turns ``base`` into ``current``; empty when nothing that can be said has changed."""
+    """Return what turns ``base`` into ``current``.
+
+    Empty when nothing that can be said has changed.
+    """
     parts: list[bytes] = []
     skipped: list[tuple[str, str]] = []
     for path in sorted(base.keys() | current.keys()):
@@ -65,12 +68,12 @@ def _diff_file(path: str, before: bytes | None, after: bytes | None) -> bytes:
 
 
 def _tabbed(path: bytes) -> bytes:
-    """With a space in it the name would otherwise end at the space."""
+    """Put a tab behind a path with a space: the name would otherwise end at the space."""
     return path + b"\t" if b" " in path and not path.startswith(b'"') else path
 
 
 def split_lines(data: bytes) -> list[bytes]:
-    """Lines with their newline; only a line feed ends a line."""
+    """Split into lines with their newline; only a line feed ends a line."""
     parts = data.split(b"\n")
     lines = [part + b"\n" for part in parts[:-1]]
     return [*lines, parts[-1]] if parts[-1] else lines
@@ -81,7 +84,7 @@ def _hunks(old: Sequence[bytes], new: Sequence[bytes]) -> list[bytes]:
 
 
 def _grouped(codes: Sequence[Opcode]) -> list[list[Opcode]]:
-    """Changes with up to three equal lines around them; those further apart are separate."""
+    """Group changes with up to three equal lines around them; those further apart are separate."""
     groups: list[list[Opcode]] = [[]]
     for number, (tag, i1, i2, j1, j2) in enumerate(codes):
         if tag != "equal":
@@ -102,7 +105,7 @@ def _grouped(codes: Sequence[Opcode]) -> list[list[Opcode]]:
 
 
 def _opcodes(old: Sequence[bytes], new: Sequence[bytes]) -> list[Opcode]:
-    """Difflib's, with the equal ends set aside first: a small edit of a long file stays cheap."""
+    """Compare by difflib, equal ends set aside first: a small edit of a long file stays cheap."""
     shorter = min(len(old), len(new))
     head = 0
     while head < shorter and old[head] == new[head]:

@@ -1,4 +1,4 @@
-"""Takes the future out of a repository's history, and proves that it is gone.
+"""Scripts that take the future out of a repository's history and prove that it is gone.
 
 Data sets check a repository out at the commit before the fix but often ship the fix with it: on a
 branch, a tag, a remote, in the stash, a reflog or as an unreachable object. Deleting those one by
@@ -126,12 +126,12 @@ echo done
 
 
 class HistoryLeakError(TaskError):
-    """The fix can still be read from a repository; the task is refused."""
+    """A fix that can still be read from a repository; the task is refused."""
 
 
 @dataclass(frozen=True)
 class HistoryReport:
-    """What the probe found. ``problems`` is empty for a clean repository."""
+    """The findings of the probe. ``problems`` is empty for a clean repository."""
 
     base: str  # full id of the commit that the history ends with
     problems: tuple[str, ...] = ()

@@ -136,7 +136,7 @@ class ExtractedPatch:
 
 @dataclass(frozen=True)
 class PatchLimits:
-    """Above these, a file or the whole patch is no source change."""
+    """Sizes above which a file or the whole patch is no source change."""
 
     max_file_bytes: int = 1 << 20
     max_files: int = 2000
@@ -165,7 +165,7 @@ def take_baseline(sandbox: Sandbox, repository: str, store: str = "/var/tmp/.bas
 def extract_patch(
     sandbox: Sandbox, baseline: Baseline, limits: PatchLimits | None = None
 ) -> ExtractedPatch:
-    """The agent's changes, byte for byte, checked by applying them to the baseline.
+    """Extract the agent's changes, byte for byte, and check them by applying them to the baseline.
 
     Untracked files are included; ignored ones, and what Python and its tools leave, are not. Binary
     files, files above the size limit, links that lead outside and repositories inside the work tree
@@ -235,7 +235,7 @@ def _why_link_is_refused(sandbox: Sandbox, baseline: Baseline, path: bytes) -> s
 
 
 def _changes(output: bytes) -> list[_Change]:
-    """Reads ``--raw --numstat -z``: first every raw entry, then every count, in the same order."""
+    """Read ``--raw --numstat -z``: first every raw entry, then every count, in the same order."""
     fields = output.split(b"\0")[:-1]
     raw = [index for index, field in enumerate(fields) if field.startswith(b":")]
     counts = fields[2 * len(raw) :]
@@ -248,7 +248,7 @@ def _changes(output: bytes) -> list[_Change]:
 
 
 def _index_entry(change: _Change) -> bytes:
-    """The ``--index-info`` record that puts a path back to the baseline."""
+    """Return the ``--index-info`` record that puts a path back to the baseline."""
     mode = "0" if change.old_id == _NO_OBJECT else change.old_mode
     return f"{mode} {change.old_id}\t".encode() + change.path + b"\0"
 

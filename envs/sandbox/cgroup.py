@@ -12,18 +12,18 @@ _ROOT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The group's folders: one under version 2, one a controller under version 1."""
+    """The group's folders: one under version 2, one per controller under version 1."""
 
     folders: tuple[Path, ...]
     events_file: Path  # holds the ``oom_kill`` counter
 
     @property
     def procs_files(self) -> tuple[str, ...]:
-        """A process that writes its id into each of these becomes a member."""
+        """Files that make a process a member when it writes its id into each."""
         return tuple(str(folder / "cgroup.procs") for folder in self.folders)
 
     def oom_kills(self) -> int:
-        """Processes killed so far because the group was out of memory."""
+        """Count the processes killed so far because the group was out of memory."""
         with contextlib.suppress(OSError):
             for line in self.events_file.read_text().splitlines():
                 name, _, value = line.partition(" ")
@@ -45,7 +45,7 @@ class Cgroup:
 
 
 def remove_groups(name: str) -> bool:
-    """Remove the groups of that name; whether none is left (one with members stays)."""
+    """Remove the groups of that name; returns True when none is left (one with members stays)."""
     folders = (_ROOT / name, _ROOT / "memory" / name, _ROOT / "pids" / name)
     for folder in folders:
         with contextlib.suppress(OSError):
@@ -54,7 +54,7 @@ def remove_groups(name: str) -> bool:
 
 
 def make_cgroup(name: str, memory_bytes: int, max_processes: int) -> Cgroup | None:
-    """A new group, or None where this process may not make one."""
+    """Make a group; None where this process may not."""
     try:
         if (_ROOT / "cgroup.controllers").exists():
             return _make_v2(name, memory_bytes, max_processes)

@@ -1,4 +1,4 @@
-"""Which kind of sandbox to use: the one asked for, or the first that really works."""
+"""Choice of the kind of sandbox: the one asked for, or the first that really works."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PROBE_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class Probe:
-    """Whether a kind works here, and if not, why."""
+    """The result of trying a kind here, with the reason if it does not work."""
 
     kind: str
     works: bool
@@ -40,7 +40,7 @@ def probe(kind: str) -> Probe:
 
 
 def choose_kind(kind: str, *, allow_unsafe: bool = False) -> str:
-    """A key of ``LAUNCHERS`` that works on this machine.
+    """Return a key of ``LAUNCHERS`` that works on this machine.
 
     Raises SandboxUnavailableError with the reason for every kind tried.
     """
@@ -66,5 +66,5 @@ def choose_kind(kind: str, *, allow_unsafe: bool = False) -> str:
 
 
 def choose(spec: SandboxSpec, *, allow_unsafe: bool = False) -> SandboxSpec:
-    """``spec`` with its kind settled."""
+    """Return ``spec`` with its kind settled."""
     return replace(spec, kind=choose_kind(spec.kind, allow_unsafe=allow_unsafe))

@@ -30,7 +30,7 @@ def exec_job(
     fresh: bool = False,
     wants_report: bool = False,
 ) -> tuple[Request, bytes]:
-    """A command, in a work folder of its own filled with ``files`` when ``fresh``."""
+    """Word a command, in a work folder of its own filled with ``files`` when ``fresh``."""
     files = files or {}
     header = {
         "op": "exec",
@@ -53,7 +53,7 @@ def case_job(
     cpu_s: float,
     output_cap_bytes: int,
 ) -> tuple[Request, bytes]:
-    """Calls to make in a fresh work folder filled with ``files``."""
+    """Word calls to make in a fresh work folder filled with ``files``."""
     header = {"op": "cases", "paths": list(files), "imports": list(imports), "calls": list(calls)}
     body = pack_body(header, list(files.values()))
     request = Request(timeout_s, cpu_s, output_cap_bytes, True, len(body), until_output_ends=True)
@@ -61,13 +61,13 @@ def case_job(
 
 
 def file_job(op: str, path: str, data: bytes = b"", cap_bytes: int = 0) -> tuple[Request, bytes]:
-    """``read``, ``write``, ``delete`` or ``snapshot`` in the sandbox's lasting work folder."""
+    """Word ``read``, ``write``, ``delete`` or ``snapshot`` in the sandbox's lasting work folder."""
     body = pack_body({"op": op, "path": path}, [data])
     return Request(FILE_JOB_WALL_S, 0.0, cap_bytes, False, len(body)), body
 
 
 def exec_result(reply: Reply, oom_kills: int) -> ExecResult:
-    """Raises InfrastructureError when the job could not be set up."""
+    """Return the outcome of a command. Raises InfrastructureError when it could not be set up."""
     status = read_status(reply)
     return ExecResult(
         exit_code=status.get("exit"),
@@ -82,7 +82,7 @@ def exec_result(reply: Reply, oom_kills: int) -> ExecResult:
 
 
 def file_result(reply: Reply, path: str) -> bytes:
-    """The output of a file job. Raises WorkspaceError or InfrastructureError."""
+    """Return the output of a file job. Raises WorkspaceError or InfrastructureError."""
     read_status(reply, path)
     if reply.timed_out or reply.exit_code != 0:
         raise InfrastructureError(
@@ -98,7 +98,7 @@ def file_result(reply: Reply, path: str) -> bytes:
 
 
 def read_status(reply: Reply, path: str = "") -> dict[str, Any]:
-    """The guest's own word on a job, never the agent's code's. Raises what it reports."""
+    """Read the guest's own word on a job, never the agent's code's. Raises what it reports."""
     if not reply.status:
         return {}
     status: dict[str, Any] = json.loads(reply.status)
@@ -117,7 +117,7 @@ def read_status(reply: Reply, path: str = "") -> dict[str, Any]:
 
 
 def unpack_snapshot(data: bytes) -> dict[str, bytes]:
-    """Path (bytes that are not UTF-8 as surrogates) to content."""
+    """Unpack a snapshot: path (bytes that are not UTF-8 as surrogates) to content."""
     files: dict[str, bytes] = {}
     offset = 0
     try:

@@ -54,7 +54,7 @@ _AS_ORDINARY_USER = '"$@"; exit $?'
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """Which sandbox to start."""
+    """The sandbox to start."""
 
     kind: str  # a key of ``LAUNCHERS``
     limits: SandboxLimits = field(default_factory=SandboxLimits)
@@ -71,7 +71,7 @@ class Bind:
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start one server."""
+    """The command that starts one server."""
 
     argv: list[str]
     environment: dict[str, str]
@@ -82,7 +82,7 @@ Launcher = Callable[[SandboxSpec, str, tuple[str, ...]], Launch]
 
 
 def bubblewrap(spec: SandboxSpec, scratch: str, procs_files: tuple[str, ...]) -> Launch:
-    """A root of its own with read-only system folders; every namespace of its own."""
+    """Launch with a root of its own, read-only system folders and every namespace of its own."""
     _require("bwrap")
     folders = _needed_folders(spec)
     binds = _binds(folders)
@@ -111,7 +111,7 @@ def bubblewrap(spec: SandboxSpec, scratch: str, procs_files: tuple[str, ...]) ->
 
 
 def unshare(spec: SandboxSpec, scratch: str, procs_files: tuple[str, ...]) -> Launch:
-    """The host's root, read-only, with home and temporary folders hidden; own namespaces."""
+    """Launch on the host's root, read-only, home and temporary folders hidden; own namespaces."""
     _require("unshare")
     folders = _needed_folders(spec)
     binds = _binds(folders)
@@ -123,6 +123,8 @@ def unshare(spec: SandboxSpec, scratch: str, procs_files: tuple[str, ...]) -> La
     for bind in binds:
         if executable.startswith(f"{bind.target}/"):
             executable = bind.source + executable.removeprefix(bind.target)
+            # One built with a shared library looks for it where it was installed.
+            argv += ["env", f"LD_LIBRARY_PATH={bind.source}/lib"]
             break
     parent = os.path.dirname(binds[-1].source)
     masked = (*_MASKED, *_hidden_project())
@@ -133,21 +135,21 @@ def unshare(spec: SandboxSpec, scratch: str, procs_files: tuple[str, ...]) -> La
 
 
 def _hidden_project() -> list[str]:
-    """The project's own folder, unless a masked folder hides it already."""
+    """Return the project's own folder, unless a masked folder hides it already."""
     root = _PROJECT_ROOT
     hidden = any(root.is_relative_to(folder) for folder in _MASKED)
     return [] if hidden or root.parent == root else [str(root)]
 
 
 def process(spec: SandboxSpec, scratch: str, procs_files: tuple[str, ...]) -> Launch:
-    """No isolation at all: the host's files and network are within reach."""
+    """Launch without isolation: the host's files and network are within reach."""
     workspace = f"{scratch}/workspace"
     argv = _server_argv(spec, sys_executable(), str(GUEST_FOLDER.parent), workspace, visible=())
     return Launch(argv, _environment(spec, workspace), workspace)
 
 
 def plugin_folder(kind: str) -> str:
-    """Where the pytest plugin's folder is inside a sandbox of this kind."""
+    """Return the place of the pytest plugin's folder inside a sandbox of this kind."""
     return f"{_GUEST_IN_BUBBLEWRAP if kind == 'bubblewrap' else GUEST_FOLDER}/plugin"
 
 
@@ -160,13 +162,13 @@ UNSAFE_KINDS = frozenset({"process"})
 
 
 def sys_executable() -> str:
-    """The interpreter itself, not a virtual environment's link to it."""
+    """Return the interpreter itself, not a virtual environment's link to it."""
     base: str = getattr(sys, "_base_executable", sys.executable)
     return os.path.realpath(base)
 
 
 def _needed_folders(spec: SandboxSpec) -> tuple[str, ...]:
-    """Interpreter, installed packages if wanted, and last the guest's code."""
+    """Return the folders of interpreter, packages if wanted, and last the guest's code."""
     prefixes = [os.path.realpath(sys.base_prefix)]
     if spec.site_packages and sys.prefix != sys.base_prefix:
         prefixes.append(sys.prefix)
@@ -175,7 +177,7 @@ def _needed_folders(spec: SandboxSpec) -> tuple[str, ...]:
 
 
 def _own_packages(folders: tuple[str, ...]) -> list[str]:
-    """Folders of this project below a visible prefix: they hold what tasks are made from."""
+    """Return this project's folders below a visible prefix: they hold what tasks are made from."""
     root = _PROJECT_ROOT
     names = ("agent_rl", "envs", "eval", "routing_cache")
     inside = any(root.is_relative_to(folder) for folder in folders[:-1])
@@ -224,7 +226,9 @@ def _server_argv(
     binds: tuple[Bind, ...] = (),
     masked: tuple[str, ...] = (),
 ) -> list[str]:
-    """``visible``: folders that must stay readable; ``binds`` and ``masked``: see the server."""
+    """Write the server's command line; ``visible`` folders stay readable.
+
+    For ``binds`` and ``masked`` see the server."""
     limits = spec.limits
     isolated = spec.kind not in UNSAFE_KINDS
     config = server.ServerConfig(

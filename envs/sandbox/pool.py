@@ -44,11 +44,11 @@ class SandboxPool:
 
     @property
     def plugin_folder(self) -> str:
-        """Where the pytest plugin is, as seen from inside."""
+        """The folder of the pytest plugin, as seen from inside."""
         return plugin_folder(self._spec.kind)
 
     def run(self, request: Request, body: bytes) -> tuple[Reply, int]:
-        """One job; its reply and how many of its processes the memory group killed.
+        """Run one job; returns its reply and how many of its processes the memory group killed.
 
         Raises InfrastructureError when no worker can be started or two died under the job.
         """

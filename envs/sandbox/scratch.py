@@ -45,7 +45,7 @@ class Scratch:
 
 
 def sweep(root: str, min_age_s: float = _MIN_AGE_S) -> list[str]:
-    """Remove ownerless sandbox folders below ``root`` and their groups; their names."""
+    """Remove ownerless sandbox folders below ``root`` and their groups; returns their names."""
     removed: list[str] = []
     for folder in Path(root).glob(f"{_PREFIX}*"):
         try:

@@ -23,7 +23,7 @@ _SERVER_PROCESSES = 12
 
 
 class WorkerDiedError(InfrastructureError):
-    """The server inside the sandbox is gone or out of step; the worker must be replaced."""
+    """A server inside the sandbox that is gone or out of step; the worker must be replaced."""
 
 
 class Worker:
@@ -69,7 +69,7 @@ class Worker:
         return self._group.oom_kills() if self._group else 0
 
     def run(self, request: Request, body: bytes) -> Reply:
-        """One job. Raises WorkerDiedError; the worker is of no more use then."""
+        """Run one job. Raises WorkerDiedError; the worker is of no more use then."""
         deadline = time.monotonic() + request.wall_s + _REPLY_GRACE_S
         try:
             with self._send_lock:

@@ -39,8 +39,10 @@ class Mutation:
 
 
 def line_mutations(line: str, names: Collection[str]) -> list[Mutation]:
-    """Every one-token change of ``line``, from left to right; ``names`` are the variables that may
-    be confused. None for a line that is no statement by itself, such as ``else:``."""
+    """Return every one-token change of ``line``, from left to right.
+
+    ``names`` are the variables that may be confused. There is none for a line that is no statement
+    by itself, such as ``else:``."""
     return list(_mutations(line, tuple(names)))
 
 
@@ -67,8 +69,9 @@ def _edits(node: ast.AST, scope: Scope) -> Iterator[tuple[Edit, str]]:
 
 
 def _confused(tree: ast.AST, source: Source, names: tuple[str, ...]) -> Iterator[Edit]:
-    """Another variable. A loop header could loop for ever, and a method call on another name is no
-    likely slip."""
+    """Put another variable in place of one.
+
+    A loop header could loop for ever, and a method call on another name is no likely slip."""
     owners = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
         if isinstance(node, ast.For):
@@ -80,7 +83,7 @@ def _confused(tree: ast.AST, source: Source, names: tuple[str, ...]) -> Iterator
 
 
 def variable_names(body: Collection[str], args: Collection[str]) -> list[str]:
-    """Arguments first, then names that the body assigns, in order of appearance."""
+    """Return the arguments, then the names that the body assigns, in order of appearance."""
     names = list(args)
     for line in body:
         match = re.match(r"\s*(\w+) =", line) or re.match(r"\s*for (\w+) in", line)

@@ -51,13 +51,13 @@ Row = Mapping[str, object]
 
 
 def is_row_file(source: str) -> bool:
-    """Whether rows of ``source`` are read from a file; else it names a data set."""
+    """Tell whether rows of ``source`` are read from a file; else it names a data set."""
     path = Path(source)
     return path.suffix in (".json", ".jsonl", ".parquet") or path.exists()
 
 
 def load_rows(source: str, split: str = "train") -> list[Row]:
-    """Rows of a ``.json``, ``.jsonl`` or ``.parquet`` file, or of a Hugging Face data set.
+    """Read rows of a ``.json``, ``.jsonl`` or ``.parquet`` file, or of a Hugging Face data set.
 
     A data set's name (``R2E-Gym/R2E-Gym-Lite``) needs the ``datasets`` package and the network.
     Raises TaskError when the source cannot be read as rows.
@@ -101,12 +101,12 @@ def _read_file(path: Path) -> list[Row]:
 
 
 def load_tasks(source: str, split: str = "train") -> list[ImageTask]:
-    """Every row as a task. Raises TaskError naming the first row that cannot be used."""
+    """Read every row as a task. Raises TaskError naming the first row that cannot be used."""
     return [make_task(row) for row in load_rows(source, split)]
 
 
 def make_task(row: Row) -> ImageTask:
-    """One row as a task. Raises TaskError when a field is missing or unreadable."""
+    """Turn one row into a task. Raises TaskError when a field is missing or unreadable."""
     missing = [key for key in _REQUIRED if not isinstance(row.get(key), str) or not row[key]]
     if missing:
         raise TaskError(f"an R2E-Gym row lacks fields: got={sorted(row)} expected also {missing}")
@@ -162,7 +162,7 @@ def _json_object(row: Row, key: str) -> dict[str, object]:
 
 
 def _solution(commit: Mapping[str, object]) -> bytes:
-    """The commit's source changes as a patch; its test files are the image's matter."""
+    """Return the commit's source changes as a patch; its test files are the image's matter."""
     before: dict[str, bytes] = {}
     after: dict[str, bytes] = {}
     for entry in _changed_files(commit):
@@ -186,7 +186,7 @@ def _changed_files(commit: Mapping[str, object]) -> Iterator[Mapping[str, object
 
 
 def _path(entry: Mapping[str, object], side: str) -> str:
-    """The file's path on one side, empty where it does not exist there."""
+    """Return the file's path on one side, empty where it does not exist there."""
     chosen = entry.get(side)
     if chosen is None:
         header = entry.get("header")

@@ -33,7 +33,7 @@ _NUM_BUCKETS = 8  # one eighth of all functions is held out, another eighth is f
 
 @dataclass(frozen=True)
 class RepairTask:
-    """What the generator knows of a task; ``to_task`` is what an environment gets.
+    """A task with all that its generator knows; ``to_task`` is what an environment gets.
 
     ``broken`` and ``fixed`` are body lines without the function's indentation; ``bug_line`` is the
     index of the one line in which they differ. ``cases`` are (arguments, wanted value) pairs, the
@@ -64,7 +64,7 @@ class RepairTask:
         return f"fix {self.specimen.name} : {self.specimen.statement}"
 
     def source(self, body: Sequence[str]) -> str:
-        """The source file with ``body`` as the function's body."""
+        """Return the source file with ``body`` as the function's body."""
         return _source(self.specimen, body)
 
     def to_task(self) -> Task:
@@ -104,13 +104,13 @@ def _source(specimen: Specimen, body: Sequence[str]) -> str:
 
 
 def split_of(specimen: Specimen) -> Split:
-    """The side that a function belongs to, whatever its variables are called."""
+    """Return the side that a function belongs to, whatever its variables are called."""
     bucket = int(_digest(f"{specimen.name} {specimen.semantics}"), 16) % _NUM_BUCKETS
     return "heldout" if bucket == 0 else "confirm" if bucket == 1 else "train"
 
 
 def generate(seed: int, split: Split | None = None, bugs: Bugs = "token") -> Iterator[RepairTask]:
-    """An endless stream of unique tasks of one side (None: all), the same for the same seed."""
+    """Yield unique tasks of one side (None: all) without end, the same for the same seed."""
     rng = random.Random(seed)
     seen: set[str] = set()
     while True:
@@ -122,13 +122,13 @@ def generate(seed: int, split: Split | None = None, bugs: Bugs = "token") -> Ite
 
 
 def take(seed: int, split: Split, num_tasks: int, bugs: Bugs = "token") -> list[RepairTask]:
-    """The first ``num_tasks`` tasks of a side."""
+    """Return the first ``num_tasks`` tasks of a side."""
     stream = generate(seed, split, bugs)
     return [next(stream) for _ in range(num_tasks)]
 
 
 def _draw(rng: random.Random, bugs: Bugs) -> RepairTask | None:
-    """One task, or None when no drawn bug makes a test fail."""
+    """Draw one task; None when no drawn bug makes a test fail."""
     specimen = rng.choice(FAMILIES)(rng)
     inputs = [specimen.draw_inputs(rng) for _ in range(NUM_HIDDEN)]
     wanted = run_trusted(specimen, specimen.body, inputs)
@@ -158,7 +158,7 @@ def _token_bugs(specimen: Specimen) -> list[tuple[int, Mutation]]:
 
 
 def _syntax_bugs(specimen: Specimen) -> list[tuple[int, Mutation]]:
-    """Bugs of every shared kind that change one line."""
+    """Return bugs of every shared kind that change one line."""
     source = _source(specimen, specimen.body).encode()
     before = source.decode().splitlines()
     found: list[tuple[int, Mutation]] = []
@@ -176,7 +176,7 @@ def _syntax_bugs(specimen: Specimen) -> list[tuple[int, Mutation]]:
 
 @dataclass(frozen=True)
 class Raised:
-    """The call did not return: the exception's name, or "timeout"."""
+    """A call that did not return: the exception's name, or "timeout"."""
 
     error: str
 
@@ -184,7 +184,7 @@ class Raised:
 def run_trusted(
     specimen: Specimen, body: Sequence[str], inputs: Sequence[tuple[Value, ...]]
 ) -> list[Value | Raised]:
-    """Results of generator-made code, run in this process.
+    """Run generator-made code in this process and return its results.
 
     Only for code that this module wrote itself; what a policy writes goes to a sandbox. A body
     that grows the list it iterates over is recognised and never run: two slips in one line can
@@ -221,7 +221,7 @@ def run_trusted(
 
 
 def _grows(name: str, code: str) -> bool:
-    """Whether ``code`` appends to the list ``name`` or adds a multiple of it to itself.
+    """Tell whether ``code`` appends to the list ``name`` or adds a multiple of it to itself.
 
     ``name += number`` does not count: it raises a TypeError.
     """
@@ -230,7 +230,7 @@ def _grows(name: str, code: str) -> bool:
 
 
 def same_value(left: Value | Raised, right: Value | Raised) -> bool:
-    """Equal in value and type, also inside lists: ``True`` is not ``1``."""
+    """Compare value and type, also inside lists: ``True`` is not ``1``."""
     return repr(left) == repr(right)
 
 

@@ -1,4 +1,4 @@
-"""Scripted, noisy demonstrations of repair episodes: what the warm start imitates.
+"""Scripted, noisy demonstrations of repair episodes, which the warm start imitates.
 
 The demonstrator reads the source, edits a line (often the right one, often with the right code),
 runs the tests about half the time and retries after most failures. It is good enough to teach the
@@ -72,7 +72,7 @@ def _draw_edit(episode: _Episode, rng: random.Random, skill: DemoSkill) -> str:
 
 
 class _Episode:
-    """The environment's behaviour over trusted code: no sandbox, a few microseconds a step."""
+    """The environment's behaviour over trusted code: no sandbox, a few microseconds per step."""
 
     def __init__(self, task: RepairTask, max_turns: int) -> None:
         self.task, self.max_turns = task, max_turns

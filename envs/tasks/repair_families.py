@@ -47,7 +47,7 @@ def _numbers(rng: random.Random, low: int, high: int, shortest: int, longest: in
 
 
 def _near(rng: random.Random, centre: int) -> list[int]:
-    """Values on both sides of a threshold, often exactly on it."""
+    """Draw values on both sides of a threshold, often exactly on it."""
     return [centre + rng.choice([-3, -1, 0, 0, 1, 2, 4]) for _ in range(rng.randint(2, 4))]
 
 

@@ -42,8 +42,6 @@ _PYTEST_PARSERS = frozenset(
     )
 )
 
-Json = dict[str, object]
-
 
 @dataclass(frozen=True)
 class SweBenchRow:
@@ -83,8 +81,10 @@ class SweBenchRow:
 def load_rows(
     source: str, split: str = "test", instance_ids: Sequence[str] = ()
 ) -> list[SweBenchRow]:
-    """Rows of a ``.json``, ``.jsonl`` or ``.parquet`` file, a folder with ``<split>.parquet`` or
-    ``<split>.jsonl``, or a data set by name (``verified``); all, or those named, in file order.
+    """Read rows: all, or those named, in file order.
+
+    ``source`` is a ``.json``, ``.jsonl`` or ``.parquet`` file, a folder with ``<split>.parquet`` or
+    ``<split>.jsonl``, or a data set by name (``verified``).
 
     Raises TaskError naming the row and what is wrong with it, or the ids that do not exist.
     """
@@ -139,12 +139,15 @@ def read_row(row: Mapping[str, object]) -> SweBenchRow:
 
 
 def choose_image(row: SweBenchRow, is_local: Callable[[str], bool]) -> str:
-    """The image's name: one that is here already, else the one that can be pulled."""
+    """Return the image's name: one that is here already, else the one that can be pulled."""
     return next((name for name in row.images if is_local(name)), row.images[-1])
 
 
 def agent_task(row: SweBenchRow, image: str) -> ImageTask:
-    """The task as an agent gets it. Nothing in it can grade: the official harness does that."""
+    """Return the task as an agent gets it.
+
+    Nothing in it can grade: the official harness does that.
+    """
     return ImageTask(
         task_id=row.instance_id,
         issue=row.problem_statement.strip(),
@@ -165,7 +168,7 @@ def agent_task(row: SweBenchRow, image: str) -> ImageTask:
 def training_task(
     row: SweBenchRow, image: str, test_files: Mapping[str, bytes] | None = None
 ) -> ImageTask:
-    """The task with a plan for training rewards: 5.x rows whose tests run under pytest.
+    """Return the task with a plan for training rewards: 5.x rows whose tests run under pytest.
 
     ``test_files`` (see ``official_test_files``) are the judged files by path in the repository;
     with them the grader can put them in place itself and repeat a passing run with wrong
@@ -204,7 +207,7 @@ def _plan(row: SweBenchRow, test_files: Mapping[str, bytes] | None) -> TestPlan:
 
 
 def official_test_files(sandbox: Sandbox, row: SweBenchRow) -> dict[str, bytes]:
-    """The files that the row's test patch leaves, made in a container of its image.
+    """Return the files that the row's test patch leaves, made in a container of its image.
 
     Raises TaskError when the patch does not apply to the base commit.
     """
@@ -227,8 +230,9 @@ def _exists(sandbox: Sandbox, path: str) -> bool:
 
 
 def _without_test_patch(row: SweBenchRow, script: str) -> str:
-    """The script without the commands that restore and patch the tests: the grader has placed
-    them. Raises TaskError when the script is of another shape."""
+    """Take out the commands that restore and patch the tests: the grader has placed them.
+
+    Raises TaskError when the script is of another shape."""
     head, mark, command = script.partition(f": '{_START}'")
     patched = re.sub(r"^git apply [^\n]*<<'(\w+)'\n.*?^\1$\n?", "", head, flags=re.M | re.S)
     restored = re.sub(
@@ -243,7 +247,7 @@ def _without_test_patch(row: SweBenchRow, script: str) -> str:
 
 
 def is_cut(name: str) -> bool:
-    """Whether a data set cut the test's name off inside its brackets."""
+    """Tell whether a data set cut the test's name off inside its brackets."""
     return name.count("[") > name.count("]")
 
 
@@ -253,7 +257,7 @@ def _text(row: Mapping[str, object], key: str) -> str:
 
 
 def _names(row: Mapping[str, object], key: str, label: str) -> tuple[str, ...]:
-    """A list of test names, which some data sets hold as JSON text."""
+    """Read a list of test names, which some data sets hold as JSON text."""
     value = row.get(key, [])
     try:
         loaded = cast(object, json.loads(value)) if isinstance(value, str) else value

@@ -29,8 +29,9 @@ class SweBenchTask(ImageTask):
 
 
 def load_tasks(source: str, split: str = "test") -> list[ImageTask]:
-    """Rows that can give training rewards, see ``training_task``; the others are counted in the
-    log. Raises TaskError when none can, or when the rows cannot be read."""
+    """Read rows that can give training rewards, see ``training_task``; the log counts the others.
+
+    Raises TaskError when none can, or when the rows cannot be read."""
     tasks: list[ImageTask] = []
     refused: list[str] = []
     for row in load_rows(source, split):
@@ -50,7 +51,7 @@ def load_tasks(source: str, split: str = "test") -> list[ImageTask]:
 
 
 def complete(task: ImageTask, host: DockerHost, options: DockerOptions) -> ImageTask:
-    """The task with its judged files in the plan. Raises TaskError, DockerErrors."""
+    """Return the task with its judged files in the plan. Raises TaskError, DockerErrors."""
     if not isinstance(task, SweBenchTask) or task.row is None:
         return task
     inside = replace(options, workspace=REPOSITORY, network="none")

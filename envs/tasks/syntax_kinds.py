@@ -117,7 +117,7 @@ _EXCEPTIONS: Mapping[str, str] = {
 
 
 def comparisons(others: Others) -> Kind:
-    """Another comparison, a link of a chain at a time."""
+    """Put in another comparison, one link of a chain at a time."""
 
     def kind(node: ast.AST, scope: Scope) -> Iterator[Edit]:
         if not isinstance(node, ast.Compare):
@@ -132,7 +132,7 @@ def comparisons(others: Others) -> Kind:
 
 
 def operators(others: Others) -> Kind:
-    """Another arithmetic operator."""
+    """Put in another arithmetic operator."""
 
     def kind(node: ast.AST, scope: Scope) -> Iterator[Edit]:
         if not isinstance(node, ast.BinOp):
@@ -147,7 +147,7 @@ def operators(others: Others) -> Kind:
 
 
 def assignments(others: Others) -> Kind:
-    """Another augmented assignment; keys and values without the equals sign, "" is a plain one."""
+    """Put in another augmented assignment; ``others`` lacks the equals sign, "" is a plain one."""
 
     def kind(node: ast.AST, scope: Scope) -> Iterator[Edit]:
         if not isinstance(node, ast.AugAssign):
@@ -160,7 +160,7 @@ def assignments(others: Others) -> Kind:
 
 
 def integers(others: Callable[[int], Sequence[int]]) -> Kind:
-    """Another number."""
+    """Put in another number."""
 
     def kind(node: ast.AST, scope: Scope) -> Iterator[Edit]:
         if isinstance(node, ast.Constant) and type(node.value) is int:
@@ -302,7 +302,7 @@ def returned_value(node: ast.AST, scope: Scope) -> Iterator[Edit]:
 
 
 def dropped_guard(node: ast.AST, scope: Scope) -> Iterator[Edit]:
-    """An ``if`` without ``else`` whose body leaves the function, the loop or raises."""
+    """Drop an ``if`` without ``else`` whose body leaves the function, the loop or raises."""
     if not isinstance(node, ast.If) or node.orelse:
         return
     if isinstance(node.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):

@@ -47,7 +47,7 @@ KINDS: Mapping[str, kinds.Kind] = {
 
 @dataclass(frozen=True)
 class Site:
-    """A possible bug: where it is and what it does. Whether the result parses is not known yet.
+    """A possible bug: its place and its change. It is not known yet whether the result parses.
 
     ``line`` counts from 1 in the correct file; ``function`` is the dotted name of the innermost
     function; ``before`` and ``after`` are the changed pieces of source.
@@ -62,7 +62,7 @@ class Site:
 
 
 def find_sites(content: bytes, kinds_wanted: tuple[str, ...] = ()) -> list[Site]:
-    """Every site of a Python file, in source order; no kinds means all of them.
+    """Find every site of a Python file, in source order; no kinds means all of them.
 
     Raises TaskError when the file does not parse or a kind is unknown. Costs one parse.
     """
@@ -78,7 +78,7 @@ def find_sites(content: bytes, kinds_wanted: tuple[str, ...] = ()) -> list[Site]
 
 
 def apply_site(content: bytes, site: Site) -> bytes | None:
-    """The file with the bug in it, or None where that is not Python or means the same."""
+    """Put the bug into the file; None where that is not Python or means the same."""
     changed = Source(content).apply(site.edit)
     try:
         same = ast.dump(ast.parse(changed)) == ast.dump(ast.parse(content))
@@ -94,7 +94,7 @@ def _site(name: str, scope: Scope, source: Source, edit: Edit) -> Site:
 
 
 def _function_nodes(tree: ast.Module, source: Source) -> Iterator[tuple[ast.AST, Scope]]:
-    """Nodes inside functions with what surrounds them, outermost first."""
+    """Yield nodes inside functions with what surrounds them, outermost first."""
     stack: list[tuple[ast.AST, str, Scope | None]] = [(tree, "", None)]
     while stack:
         node, prefix, scope = stack.pop()
@@ -114,7 +114,7 @@ def _function_nodes(tree: ast.Module, source: Source) -> Iterator[tuple[ast.AST,
 
 
 def _children(node: ast.AST) -> list[ast.AST]:
-    """Child nodes worth spoiling: no annotations, decorators, docstrings or typing blocks."""
+    """Return child nodes to spoil: no annotations, decorators, docstrings or typing blocks."""
     skipped: set[ast.AST | None] = set()
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         skipped |= {*node.decorator_list, node.returns}
@@ -140,7 +140,7 @@ def _has_effect(node: ast.JoinedStr | ast.Expr) -> bool:
 
 
 def check_kinds(names: tuple[str, ...]) -> None:
-    """Raises TaskError for a name that is no kind of bug."""
+    """Raise TaskError for a name that is no kind of bug."""
     unknown = sorted(set(names) - set(KINDS))
     if unknown:
         raise TaskError(f"unknown kinds of bugs: got={unknown} expected some of {sorted(KINDS)}")

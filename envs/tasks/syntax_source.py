@@ -11,7 +11,7 @@ from envs.errors import TaskError
 
 @dataclass(frozen=True)
 class Edit:
-    """Replace bytes ``[start, end)`` of a file by ``text``."""
+    """A replacement of bytes ``[start, end)`` of a file by ``text``."""
 
     start: int
     end: int
@@ -28,7 +28,7 @@ class Source:
             self._starts.append(self._starts[-1] + len(line))
 
     def parse(self) -> ast.Module:
-        """The syntax tree. Raises TaskError for what is not UTF-8 Python."""
+        """Return the syntax tree. Raises TaskError for what is not UTF-8 Python."""
         try:
             self.content.decode("utf-8")
             return ast.parse(self.content)
@@ -61,7 +61,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Scope:
-    """What surrounds a node: its file and the innermost function, or the tree without one."""
+    """The surroundings of a node: its file and the innermost function, or the tree without one."""
 
     source: Source
     function: str

@@ -21,7 +21,7 @@ import numpy as np
 
 from routing_cache.codec import bits, delta, elias_fano, raw
 from routing_cache.codec.header import Checksum, Header, read_header
-from routing_cache.digest import Digester, total
+from routing_cache.digest import rows_digest
 from routing_cache.errors import CodecError, DigestMismatchError
 from routing_cache.layout import (
     Mask,
@@ -55,7 +55,7 @@ _BY_NUMBER = {codec.number: codec for codec in ENCODINGS.values()}
 
 @dataclass(frozen=True)
 class Decoded:
-    """Rows as they came out, ``[T, L, K]``, and what their header says."""
+    """Decoded rows ``[T, L, K]`` and their header."""
 
     rows: Rows
     header: Header
@@ -71,8 +71,13 @@ class Decoded:
         ids = as_token_ids(token_ids)
         if len(ids) != len(self.rows):
             raise DigestMismatchError("another length", got=len(ids), expected=len(self.rows))
-        found = _bound_digest(
-            self.rows, ids, self.header.start, self.header.weight_version, self.header.layout
+        header = self.header
+        found = rows_digest(
+            self.rows,
+            header.layout,
+            ids,
+            start=header.start,
+            weight_version=header.weight_version,
         )
         if found != self.header.digest:
             raise DigestMismatchError(
@@ -125,7 +130,7 @@ def encode(
         ids = as_token_ids(token_ids)
         if len(ids) != len(block):
             raise CodecError("token_ids do not fit the rows", got=len(ids), expected=len(block))
-        digest = _bound_digest(decoded, ids, start, weight_version, layout)
+        digest = rows_digest(decoded, layout, ids, start=start, weight_version=weight_version)
     header = Header(
         encoding=number,
         ordered=ordered,
@@ -223,20 +228,12 @@ def _decode_present(payload: memoryview, header: Header, codec: _Codec) -> Rows:
     return rows
 
 
-def _bound_digest(
-    rows: Rows, ids: TokenIds, start: int, weight_version: int, layout: RowLayout
-) -> int:
-    digests = Digester(layout).rows(rows, ids, start=start, weight_version=weight_version)
-    return total(digests)
-
-
 def _content_hash(
     checksum: Checksum, payload: bytes | memoryview, rows: Rows, layout: RowLayout
 ) -> bytes:
     if checksum == "blake2b":
         return hashlib.blake2b(payload, digest_size=16).digest()
-    ids = np.zeros(len(rows), np.int32)
-    return _bound_digest(rows, ids, 0, 0, layout).to_bytes(16, "little")
+    return rows_digest(rows, layout).to_bytes(16, "little")
 
 
 __all__ = ["ENCODINGS", "Checksum", "Decoded", "Encoding", "Header", "decode", "encode"]

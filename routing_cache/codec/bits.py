@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from routing_cache.errors import CodecError
 from routing_cache.layout import RowLayout, Rows
+from routing_cache.row_check import check_rows
 
 _LANES = 8
 _CHUNK_WORDS = 1 << 15
@@ -54,7 +55,7 @@ def pack_lanes(ids: NDArray[np.uint8], width: int) -> bytes:
 
 
 def unpack_lanes(payload: memoryview, num_ids: int, width: int) -> NDArray[np.uint8]:
-    """The inverse of :func:`pack_lanes`."""
+    """Invert :func:`pack_lanes`."""
     expected = packed_bytes(num_ids, width)
     if len(payload) != expected:
         raise CodecError("packed ids of another size", got=len(payload), expected=expected)
@@ -76,14 +77,14 @@ def unpack_lanes(payload: memoryview, num_ids: int, width: int) -> NDArray[np.ui
 
 
 def _without_padding(ids: NDArray[np.uint8], num_ids: int) -> NDArray[np.uint8]:
-    """Padding must be zero: then every bit of a payload means something and damage shows."""
+    """Cut off the padding, which must be zero so that damage in any bit shows."""
     if ids[num_ids:].any():
         raise CodecError("the padding behind packed ids is not zero")
     return ids[:num_ids]
 
 
 def pack_ids(ids: NDArray[np.unsignedinteger], width: int) -> bytes:
-    """Pack flat ids of 1 to 16 bits: a plane of low bytes, then one of what lies above."""
+    """Pack flat ids of 1 to 16 bits: a plane of low bytes, then one of the bits above."""
     if width <= 8:
         return pack_lanes(ids.astype(np.uint8, copy=False), width)
     low = pack_lanes((ids & 0xFF).astype(np.uint8), 8)
@@ -91,7 +92,7 @@ def pack_ids(ids: NDArray[np.unsignedinteger], width: int) -> bytes:
 
 
 def unpack_ids(payload: memoryview, num_ids: int, width: int) -> NDArray[np.unsignedinteger]:
-    """The inverse of :func:`pack_ids`: uint8 up to 8 bits, else uint16."""
+    """Invert :func:`pack_ids`: uint8 up to 8 bits, else uint16."""
     if width <= 8:
         return unpack_lanes(payload, num_ids, width)
     cut = packed_bytes(num_ids, 8)
@@ -108,14 +109,16 @@ def ids_bytes(num_ids: int, width: int) -> int:
 
 
 def encode(rows: Rows, layout: RowLayout) -> bytes:
-    """``rows`` ``[T, L, K]``, all present, in :func:`id_bits` bits an id."""
+    """Pack ``rows`` ``[T, L, K]``, all present, in :func:`id_bits` bits per id."""
     return pack_ids(rows.reshape(-1), id_bits(layout.num_experts))
 
 
 def decode(payload: memoryview, num_rows: int, layout: RowLayout) -> Rows:
-    """The inverse of :func:`encode`; refuses ids that the model does not have."""
+    """Invert :func:`encode`; refuses rows that no router can choose."""
     num_ids = num_rows * layout.num_moe_layers * layout.moe_top_k
-    ids = unpack_ids(payload, num_ids, id_bits(layout.num_experts)).astype(layout.dtype)
-    if num_ids and int(ids.max()) >= layout.num_experts:
-        raise CodecError("an id is out of range", got=int(ids.max()), expected=layout.num_experts)
-    return ids.reshape(num_rows, layout.num_moe_layers, layout.moe_top_k)
+    ids = unpack_ids(payload, num_ids, id_bits(layout.num_experts)).astype(layout.dtype, copy=False)
+    rows = ids.reshape(num_rows, layout.num_moe_layers, layout.moe_top_k)
+    check = check_rows(rows, layout)
+    if not check.all_good:
+        raise CodecError("ids are out of range or repeated", got=f"first at {check.first_bad}")
+    return rows

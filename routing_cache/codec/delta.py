@@ -13,7 +13,7 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from routing_cache.digest import Digester, total
+from routing_cache.digest import rows_digest
 from routing_cache.errors import CodecError
 from routing_cache.layout import RowLayout, Rows
 
@@ -21,14 +21,8 @@ _PREFIX = struct.Struct("<QII")  # digest of the base, changed sets, gap bytes
 _ESCAPE = 255
 
 
-def base_digest(base: Rows, layout: RowLayout) -> int:
-    """Names a base by its rows alone."""
-    ids = np.zeros(len(base), np.int32)
-    return total(Digester(layout).rows(base, ids, start=0, weight_version=0))
-
-
 def encode(rows: Rows, layout: RowLayout, base: Rows) -> bytes:
-    """``rows`` as changes to ``base``, both ``[T, L, K]``."""
+    """Encode ``rows`` as changes to ``base``, both ``[T, L, K]``."""
     if rows.shape != base.shape:
         raise CodecError("the base has another shape", got=base.shape, expected=rows.shape)
     k = layout.moe_top_k
@@ -38,12 +32,12 @@ def encode(rows: Rows, layout: RowLayout, base: Rows) -> bytes:
     gaps = _encode_gaps(np.diff(changed, prepend=-1) - 1)
     masks = np.packbits(differs[changed], axis=1, bitorder="little")
     ids = new[differs].astype(layout.dtype.newbyteorder("<"))
-    prefix = _PREFIX.pack(base_digest(base, layout), len(changed), len(gaps))
+    prefix = _PREFIX.pack(rows_digest(base, layout), len(changed), len(gaps))
     return prefix + gaps.tobytes() + masks.tobytes() + ids.tobytes()
 
 
 def decode(payload: memoryview, num_rows: int, layout: RowLayout, base: Rows) -> Rows:
-    """The inverse of :func:`encode`; refuses another base."""
+    """Invert :func:`encode`; refuses another base."""
     k = layout.moe_top_k
     if base.shape != (num_rows, layout.num_moe_layers, k) or base.dtype != layout.dtype:
         raise CodecError(
@@ -54,7 +48,7 @@ def decode(payload: memoryview, num_rows: int, layout: RowLayout, base: Rows) ->
     if len(payload) < _PREFIX.size:
         raise CodecError("a delta is cut short", got=len(payload))
     digest, num_changed, num_gap_bytes = _PREFIX.unpack_from(payload)
-    if digest != base_digest(base, layout):
+    if digest != rows_digest(base, layout):
         raise CodecError(
             "this delta belongs to another base", fix="pass the rows it was encoded against"
         )

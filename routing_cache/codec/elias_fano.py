@@ -32,12 +32,12 @@ def _unary_bytes(layout: RowLayout) -> int:
 
 
 def sort_sets(rows: Rows) -> Rows:
-    """Rows with each set's ids ascending: what this encoding gives back."""
+    """Sort the ids of each set, as this encoding gives them back."""
     return np.sort(rows, axis=2)
 
 
 def encode(rows: Rows, layout: RowLayout) -> bytes:
-    """``rows`` ``[T, L, K]``, all present and valid, as sets."""
+    """Encode ``rows`` ``[T, L, K]``, all present and valid, as sets."""
     low = _low_bits(layout)
     k = layout.moe_top_k
     num_sets = rows.shape[0] * rows.shape[1]
@@ -55,7 +55,7 @@ def encode(rows: Rows, layout: RowLayout) -> bytes:
 
 
 def decode(payload: memoryview, num_rows: int, layout: RowLayout) -> Rows:
-    """The inverse of :func:`encode`; refuses codes that are no set of K experts."""
+    """Invert :func:`encode`; refuses codes that are no set of K experts."""
     low = _low_bits(layout)
     k = layout.moe_top_k
     num_sets = num_rows * layout.num_moe_layers

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from routing_cache.errors import CodecError, LayoutError
-from routing_cache.layout import RowLayout
+from routing_cache.layout import MAX_LAYERS, RowLayout, check_size
 
 Checksum = Literal["fast", "blake2b"]
 
@@ -22,8 +22,6 @@ _FORMAT_VERSION = 1
 # MoE layers, experts, K, payload bytes, bound digest, content hash
 _FIXED = struct.Struct("<4sBcBBBxxxIIqIIIIQQ16s")
 _CRC = struct.Struct("<I")
-_MAX_LAYERS = 1 << 16
-MAX_ROW_IDS = 1 << 20
 
 FLAG_ORDERED = 1
 FLAG_BITMAP = 2  # a presence bitmap leads the payload, missing rows are left out
@@ -34,7 +32,7 @@ _ALL_FLAGS = FLAG_ORDERED | FLAG_BITMAP | FLAG_BOUND | FLAG_BLAKE2B
 
 @dataclass(frozen=True)
 class Header:
-    """What an encoded block says about itself."""
+    """Description that leads an encoded block."""
 
     encoding: int  # key of ``codec.ENCODINGS``
     ordered: bool  # False: ids come back ascending, the router's order is lost
@@ -82,21 +80,6 @@ class Header:
         return body + _CRC.pack(zlib.crc32(body))
 
 
-def check_size(layout: RowLayout) -> None:
-    """Refuse a model no one has: its hash keys alone would take gigabytes.
-
-    Raises:
-        CodecError: more ids a row than any plausible model.
-    """
-    num_ids = layout.num_moe_layers * layout.moe_top_k
-    if layout.num_hidden_layers > _MAX_LAYERS or num_ids > MAX_ROW_IDS:
-        raise CodecError(
-            "an implausible model",
-            got=f"{layout.num_hidden_layers} layers, {num_ids} ids a row",
-            expected=f"at most {_MAX_LAYERS} and {MAX_ROW_IDS}",
-        )
-
-
 def _layer_map(layout: RowLayout) -> bytes:
     bits = bytearray((layout.num_hidden_layers + 7) // 8)
     for layer in layout.moe_layers:
@@ -105,7 +88,7 @@ def _layer_map(layout: RowLayout) -> bytes:
 
 
 def read_header(data: memoryview) -> tuple[Header, int]:
-    """The header at the front of ``data`` and where the payload begins.
+    """Read the header at the front of ``data``; returns it and where the payload begins.
 
     Raises:
         CodecError: foreign, truncated, of another format version, or damaged.
@@ -122,7 +105,7 @@ def read_header(data: memoryview) -> tuple[Header, int]:
             expected=(_FORMAT_VERSION, b"<"),
             fix="decode with the release that wrote it",
         )
-    if not 0 < hidden <= _MAX_LAYERS or flags & ~_ALL_FLAGS:
+    if not 0 < hidden <= MAX_LAYERS or flags & ~_ALL_FLAGS:
         raise CodecError("impossible header", got=f"{hidden} layers, flags {flags:#x}")
     end = _FIXED.size + (hidden + 7) // 8
     if len(data) < end + _CRC.size:

@@ -9,12 +9,12 @@ from routing_cache.layout import RowLayout, Rows
 
 
 def encode(rows: Rows, layout: RowLayout) -> bytes:
-    """``rows`` ``[T, L, K]`` as they are."""
+    """Encode ``rows`` ``[T, L, K]`` as they are."""
     return rows.astype(layout.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def decode(payload: memoryview, num_rows: int, layout: RowLayout) -> Rows:
-    """The inverse of :func:`encode`."""
+    """Invert :func:`encode`."""
     expected = num_rows * layout.row_bytes
     if len(payload) != expected:
         raise CodecError("raw rows of another size", got=len(payload), expected=expected)

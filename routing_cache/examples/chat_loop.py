@@ -77,7 +77,7 @@ class StandInServer:
         self.rows_sent = 0
 
     def rows(self, tokens: list[int]) -> NDArray[np.int32]:
-        """What the router chooses for ``tokens``. [T, L, K]"""
+        """Rows that the router chooses for ``tokens``. [T, L, K]"""
         order = np.argsort(self._table[np.array(tokens, np.int64) % 1000], axis=2)
         return order[:, :, : self._layout.moe_top_k].astype(np.int32)
 

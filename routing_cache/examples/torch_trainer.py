@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from routing_cache import PackedRows, RoutingCache, RowLayout, pack, spread_rows
-from routing_cache.batch_reader import PackedSample
+from routing_cache import PackedRows, PackedSample, RoutingCache, RowLayout, pack, spread_rows
 
 LAYOUT = RowLayout(num_hidden_layers=2, moe_layers=(0, 1), num_experts=8, moe_top_k=2)
 WIDTH = 16
@@ -51,7 +50,7 @@ class Replay:
             router.register_forward_hook(self._hook(layer))
 
     def load(self, sample: PackedSample, token_ids: np.ndarray, device: torch.device) -> None:
-        """Check the sample's digest, then put its rows on the device, still one byte an id."""
+        """Check the sample's digest, then put its rows on the device, still one byte per id."""
         sample.verify(token_ids)
         rows, present = sample.gather()
         if not present[:-1].all():
@@ -74,7 +73,7 @@ class Replay:
 
 
 def record_rollout(model: nn.Sequential, token_ids: np.ndarray) -> np.ndarray:
-    """What the engine would have returned: its routers' choices on slightly other numbers."""
+    """Rows as an engine returns them: its routers' choices on slightly other numbers."""
     rows = []
     x = embed(token_ids).to(torch.bfloat16)
     for layer in (m for m in model if isinstance(m, MoeLayer)):

@@ -61,7 +61,7 @@ def check_integrity(
             assert node.edge
             assert node.start == node.parent.end
             assert node.parent.children[node.edge[:TOKEN_BYTES]] is node
-            tokens = tuple(np.frombuffer(tree.key(node), np.int32).tolist())
+            tokens = tuple(np.frombuffer(key_of(node), np.int32).tolist())
             position = node.start
             for segment in node.payload.segments:
                 assert position <= segment.start < segment.stop <= node.end
@@ -80,6 +80,11 @@ def check_integrity(
     assert cache.core.lru.edge_bytes == edge_bytes
     check_order_of_eviction(cache, leaves)
     check_pins_and_bytes(cache, leases)
+
+
+def key_of(node: Node[RowIndex]) -> bytes:
+    """Return the whole key from the root to the end of ``node``."""
+    return key_of(node.parent) + node.edge if node.parent is not None else b""
 
 
 def check_recent_child(node: Node[RowIndex]) -> None:

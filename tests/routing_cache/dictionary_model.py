@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
-from cache_truth import LAYOUT
+from cache_truth import LAYOUT, key_of
 
 from routing_cache import RoutingCache
 from routing_cache.radix_tree import TOKEN_BYTES
@@ -30,7 +30,7 @@ def snapshot(cache: RoutingCache) -> dict[int, Tree]:
     for version, tree in cache.core.trees.items():
         entries: Tree = {}
         for node in tree.nodes():
-            key = tree.key(node)
+            key = key_of(node)
             entries |= {prefix(key, p): None for p in range(node.start, node.end)}
             for segment in node.payload.segments:
                 block, size = segment.rows.tobytes(), LAYOUT.row_bytes

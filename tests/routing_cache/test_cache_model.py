@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cache_truth import LAYOUT, check_integrity, true_row
+from cache_truth import LAYOUT, check_integrity, key_of, true_row
 from dictionary_model import (
     MISSING,
     DictionaryCache,
@@ -404,7 +404,7 @@ class CacheMachine(RuleBasedStateMachine):
             nodes = [node for _, tree in self.cache.core.trees.items() for node in tree.nodes()]
             assert all(node.payload.pinned_slab() for node in nodes if not node.children)
 
-    @precondition(lambda self: self.cache.core.store._spill_dir is not None)
+    @precondition(lambda self: self.cache.core.store.spill_dir is not None)
     @rule()
     def spill(self) -> None:
         self.cache.spill(1 << 20)
@@ -427,7 +427,7 @@ class CacheMachine(RuleBasedStateMachine):
     def pinned_entries(self) -> set[tuple[int, bytes]]:
         """Tokens whose rows a session or a lease needs."""
         return {
-            (version, tree.key(node)[: 4 * stop])
+            (version, key_of(node)[: 4 * stop])
             for version, tree in self.cache.core.trees.items()
             for node in tree.nodes()
             for segment in node.payload.segments

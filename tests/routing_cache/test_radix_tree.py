@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from cache_truth import key_of
 
 from routing_cache.radix_tree import (
     TOKEN_BYTES,
@@ -97,7 +98,7 @@ def test_long_tails_grow_in_place_only_up_to_a_size() -> None:
         at = tree.insert(np.full(800, turn, np.int32).tobytes(), at)
     assert at.num_tokens == 32_000
     assert 4 <= len(tree.path(at.node)) <= 10
-    assert len(tree.key(at.node)) == 32_000 * TOKEN_BYTES
+    assert len(key_of(at.node)) == 32_000 * TOKEN_BYTES
 
 
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 100, 5000])

@@ -1,10 +1,11 @@
-"""What a rule yields, and the rule about keys that nobody reads."""
+"""A rule, what it yields, and the rule about keys that nobody reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 
+from agent_rl.config.declaring import only_for
 from agent_rl.config.schema import RunConfig
 
 Fault = tuple[str, str]  # key, what is wrong
@@ -12,11 +13,17 @@ Rule = Callable[[RunConfig], Iterator[Fault]]
 
 
 def untouched(
-    section: str, got: object, defaults: object, where: str, keys: Sequence[str] = ()
+    section: str, got: object, where: str, keys: Iterable[str] | None = None
 ) -> Iterator[Fault]:
-    """Keys that this configuration does not read must have their defaults."""
-    assert is_dataclass(defaults)
-    for name in keys or [item.name for item in fields(defaults)]:
-        value, default = getattr(got, name), getattr(defaults, name)
-        if value != default:
-            yield f"{section}.{name}", f"got {value!r}, expected {default!r}: only read for {where}"
+    """Yield the keys that are only read for ``where`` and do not have their defaults.
+
+    ``got`` is the section of that name. Its keys say themselves for what they are read, but for
+    ``keys``, where given.
+    """
+    assert is_dataclass(got)
+    for item in fields(got):
+        meant = item.name in keys if keys is not None else only_for(item) == where
+        value = getattr(got, item.name)
+        if meant and value != item.default:
+            text = f"got {value!r}, expected {item.default!r}: only read for {where}"
+            yield f"{section}.{item.name}", text

@@ -1,34 +1,43 @@
-"""Rules between the keys of tasks, containers and rendering."""
+"""Rules of tasks, sandboxes, containers and rendering."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from agent_rl.config.rules.fault import Fault, Rule, untouched
-from agent_rl.config.schema import AgentConfig, ImagesConfig, RunConfig, SandboxConfig, TasksConfig
+from agent_rl.config.schema import (
+    CHAT_TEMPLATE,
+    IMAGES,
+    MODULE,
+    REPAIR,
+    ROWS,
+    ImagesConfig,
+    RunConfig,
+    SandboxConfig,
+)
+from agent_rl.tasks.images import ROWS as ROW_KINDS
 from envs.actions import load_prompts
 from envs.errors import TaskError
 from envs.sandbox.docker.options import check_network
 
-_ROW_KEYS = ("rows", "rows_split", "heldout_fraction")
-_TEMPLATE_KEYS = ("action_format", "prompts", "observation_role", "on_rewrite")
-
 
 def _rows(config: RunConfig) -> Iterator[Fault]:
-    """Tasks with images need containers and a chat template; the others must not set what is
-    theirs, for nobody would read it."""
+    """Give tasks with images containers and a chat template.
+
+    Others must not set what is theirs: nobody would read it.
+    """
     tasks, agent = config.tasks, config.agent
     if tasks.kind == "module":
         if not tasks.module:
             yield "tasks.module", "got nothing, expected a module of your own (tasks.kind=module)"
-        yield from untouched("tasks", tasks, TasksConfig(), "tasks.kind=repair", ("bugs",))
+        yield from untouched("tasks", tasks, REPAIR)
         return
-    yield from untouched("tasks", tasks, TasksConfig(), "tasks.kind=module", ("module",))
+    yield from untouched("tasks", tasks, MODULE)
     if tasks.kind == "repair":
-        yield from untouched("images", config.images, ImagesConfig(), "tasks with images")
-        yield from untouched("tasks", tasks, TasksConfig(), "tasks from rows", _ROW_KEYS)
-        yield from untouched("agent", agent, AgentConfig(), "tasks with images", ("tools",))
+        yield from untouched("images", config.images, IMAGES, _names(config.images))
+        yield from untouched("tasks", tasks, ROWS)
+        yield from untouched("agent", agent, IMAGES)
         if config.sandbox.kind == "docker":
             yield "sandbox.kind", "got docker, expected a kind that tasks.kind=repair can use: auto"
         if tasks.bugs == "syntax" and agent.renderer == "compact":
@@ -38,7 +47,9 @@ def _rows(config: RunConfig) -> Iterator[Fault]:
                 "the words of other bugs",
             )
         return
-    yield from untouched("tasks", tasks, TasksConfig(), "tasks.kind=repair", ("bugs",))
+    yield from untouched("tasks", tasks, REPAIR)
+    if tasks.kind not in ROW_KINDS:
+        return
     if not tasks.rows:
         yield "tasks.rows", "got nothing, expected a file of rows or the name of a data set"
     if not 0 < tasks.heldout_fraction < 0.5:
@@ -51,9 +62,8 @@ def _rows(config: RunConfig) -> Iterator[Fault]:
             "sandbox.kind",
             f"got {config.sandbox.kind}, expected docker: the tasks are in container images",
         )
-    defaults = replace(SandboxConfig(), kind=config.sandbox.kind)
-    keys = [f.name for f in fields(defaults) if f.name != "num_workers"]
-    yield from untouched("sandbox", config.sandbox, defaults, "other kinds; see images", keys)
+    elsewhere = _names(config.sandbox) - {"kind", "num_workers"}
+    yield from untouched("sandbox", config.sandbox, "other kinds; see images", elsewhere)
     if agent.renderer != "chat_template":
         yield "agent.renderer", f"got {agent.renderer}, expected chat_template for tasks.kind"
     if (agent.action_format == "bash_block") != (agent.tools == "shell"):
@@ -66,8 +76,7 @@ def _rows(config: RunConfig) -> Iterator[Fault]:
 
 def _template(config: RunConfig) -> Iterator[Fault]:
     if config.agent.renderer == "compact":
-        what = "agent.renderer=chat_template"
-        yield from untouched("agent", config.agent, AgentConfig(), what, _TEMPLATE_KEYS)
+        yield from untouched("agent", config.agent, CHAT_TEMPLATE)
     try:
         load_prompts(config.agent.prompts)
     except TaskError as error:
@@ -76,16 +85,6 @@ def _template(config: RunConfig) -> Iterator[Fault]:
 
 def _containers(config: RunConfig) -> Iterator[Fault]:
     images = config.images
-    for name in (
-        *("max_pulls", "max_containers", "max_starting", "memory_bytes", "cpus", "max_processes"),
-        *("disk_bytes", "max_file_bytes", "shm_bytes", "command_timeout_s", "output_cap_bytes"),
-        *("max_chars", "num_validating"),
-    ):
-        if getattr(images, name) <= 0:
-            yield f"images.{name}", f"got {getattr(images, name)}, expected a number above 0"
-    for name in ("disk_floor_bytes", "max_prepared"):
-        if getattr(images, name) < 0:
-            yield f"images.{name}", f"got {getattr(images, name)}, expected 0 or more"
     try:
         check_network(images.network)
     except ValueError as error:
@@ -99,4 +98,19 @@ def _containers(config: RunConfig) -> Iterator[Fault]:
         )
 
 
-TASK_RULES: tuple[Rule, ...] = (_rows, _template, _containers)
+def _sandbox(config: RunConfig) -> Iterator[Fault]:
+    if config.sandbox.kind == "process" and not config.sandbox.allow_unsafe:
+        yield (
+            "sandbox.kind",
+            (
+                "got process, which isolates nothing: expected bubblewrap, unshare or auto, "
+                "or sandbox.allow_unsafe=true to accept that the policy's code runs as you"
+            ),
+        )
+
+
+def _names(section: ImagesConfig | SandboxConfig) -> set[str]:
+    return {item.name for item in fields(section)}
+
+
+TASK_RULES: tuple[Rule, ...] = (_sandbox, _rows, _template, _containers)

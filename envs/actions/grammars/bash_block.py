@@ -14,7 +14,7 @@ _CLOSE = re.compile(r"^[ ]{0,3}```[ \t]*\r?$", re.MULTILINE)
 
 
 class BashBlock:
-    """The block's text goes to ``bash_tool``; the single word ``submit`` ends the episode.
+    """A format whose block goes to ``bash_tool``; the single word ``submit`` ends the episode.
 
     ``bash_tool`` and ``submit_tool`` are the names of those tools in the tool set, and
     ``argument`` the name of the command's parameter.

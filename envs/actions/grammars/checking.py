@@ -1,4 +1,4 @@
-"""Checks a raw call against the tools on offer and converts its arguments."""
+"""Checks of a raw call against the tools on offer, with conversion of its arguments."""
 
 from __future__ import annotations
 

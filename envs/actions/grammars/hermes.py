@@ -18,7 +18,7 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 class HermesJson:
-    """Several calls a turn are allowed; each gets its own ``<tool_response>``."""
+    """A format with several calls per turn; each gets its own ``<tool_response>``."""
 
     name = "hermes_json"
     stop_strings = ()
@@ -69,7 +69,7 @@ class HermesJson:
 def _read_call(
     text: str, start: int, tools: Sequence[ToolSpec]
 ) -> tuple[ToolCall | CallError, int]:
-    """The call after an opening tag, and where reading goes on.
+    """Read the call after an opening tag; returns it and the place where reading goes on.
 
     The JSON decides where the call ends, so a closing tag inside a string is content.
     """

@@ -19,7 +19,7 @@ _WORD = re.compile(r"\S")
 
 
 class R2EXml:
-    """One call a turn by default, as R2E-Gym's agents write it."""
+    """A format with one call per turn by default, as R2E-Gym's agents write it."""
 
     name = "r2e_xml"
     stop_strings = ("</function>",)
@@ -71,7 +71,7 @@ class R2EXml:
 def _read_call(
     name: str, text: str, position: int, tools: Sequence[ToolSpec]
 ) -> tuple[ToolCall | CallError, int]:
-    """The call whose opening tag ends at ``position``, and where reading goes on."""
+    """Read the call whose opening tag ends at ``position``; returns it and the place to go on."""
     raw: dict[str, object] = {}
     while match := _PARAMETER.match(text, position):
         key = match.group(1).strip()

@@ -10,7 +10,7 @@ JsonSchema = dict[str, object]
 
 
 def json_schema(tool: ToolSpec) -> JsonSchema:
-    """The OpenAI function-calling form of a tool."""
+    """Return the OpenAI function-calling form of a tool."""
     return {
         "type": "function",
         "function": {
@@ -26,7 +26,7 @@ def json_schema(tool: ToolSpec) -> JsonSchema:
 
 
 def parameter_lines(tool: ToolSpec) -> list[str]:
-    """``(1) name (kind, required): description`` for each parameter."""
+    """Return ``(1) name (kind, required): description`` for each parameter."""
     lines: list[str] = []
     for number, p in enumerate(tool.parameters, start=1):
         need = "required" if p.required else "optional"

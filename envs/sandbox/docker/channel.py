@@ -1,4 +1,4 @@
-"""Runs scripts one after another through the shell behind one exec socket."""
+"""The channel that runs scripts one after another through the shell behind one exec socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TICK_S = 0.5
 
 @dataclass(frozen=True)
 class Ending:
-    """How a script ended. Only an ``ended`` one has an exit code and left the shell usable."""
+    """The way a script ended. Only an ``ended`` one has an exit code and left the shell usable."""
 
     how: Literal["ended", "deadline", "closed"]
     exit_code: int | None = None

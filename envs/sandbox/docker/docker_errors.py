@@ -1,4 +1,4 @@
-"""What can go wrong with a container engine. Everything here is infrastructure, never a reward."""
+"""Errors of a container engine. All of them are infrastructure, never a reward."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from envs.errors import InfrastructureError
 
 
 class DockerError(InfrastructureError):
-    """The container engine refused or failed a request."""
+    """A request that the container engine refused or failed."""
 
 
 class TransientDockerError(DockerError):
@@ -14,16 +14,16 @@ class TransientDockerError(DockerError):
 
 
 class ImageMissingError(DockerError):
-    """An image is neither here nor at its registry."""
+    """An image that is neither here nor at its registry."""
 
 
 class ContainerGoneError(DockerError):
-    """A container that this process did not remove does not exist any more."""
+    """A container that is gone although this process did not remove it."""
 
 
 class DiskLowError(DockerError):
-    """The engine's disk has less room than the floor; no new work is started."""
+    """An engine's disk with less room than the floor; no new work is started."""
 
 
 class ArchiveTooLargeError(DockerError):
-    """A path holds more than was asked for; code in the container may have filled it."""
+    """A path that holds more than was asked for; code in the container may have filled it."""

@@ -62,7 +62,7 @@ class DockerPyEngine:
     def info(self) -> EngineInfo:
         with _translated("ask for the engine's details"):
             info = self._api.info()
-        return EngineInfo(info["DockerRootDir"], info["Driver"], info["Architecture"])
+        return EngineInfo(info["DockerRootDir"], info["Architecture"])
 
     def find_image(self, image: str) -> ImageInfo | None:
         try:
@@ -165,7 +165,7 @@ class DockerPyEngine:
         return [ContainerSummary(entry["Id"], entry.get("Labels") or {}) for entry in found]
 
     def count_volumes(self) -> int:
-        """Every volume of the engine, whoever made it."""
+        """Count the volumes of the engine, whoever made them."""
         with _translated("list volumes"):
             return len(self._api.volumes()["Volumes"] or ())
 
@@ -281,7 +281,7 @@ class DockerPyStream:
 
 
 def _check_socket(url: str) -> None:
-    """Whether anybody listens. docker-py forgets to close its socket when nobody does."""
+    """Raise unless somebody listens: docker-py forgets to close its socket when nobody does."""
     scheme, _, path = url.partition("://")
     if scheme not in ("unix", "http+unix"):
         return
@@ -296,11 +296,11 @@ def _check_socket(url: str) -> None:
 
 
 class _NotRunningError(DockerError):
-    """The container is stopped."""
+    """A container that is stopped."""
 
 
 class _RemovalInProgressError(DockerError):
-    """Somebody else is removing the container at this moment."""
+    """A container that somebody else is removing at this moment."""
 
 
 @contextmanager

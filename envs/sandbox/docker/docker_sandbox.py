@@ -55,7 +55,7 @@ class DockerSandbox:
 
     @classmethod
     def start(cls, host: DockerHost, image: str, options: DockerOptions) -> DockerSandbox:
-        """A running sandbox on a fresh container of ``image``. Raises a DockerError."""
+        """Start a sandbox on a fresh container of ``image``. Raises a DockerError."""
         sandbox = cls(host, host.start_container(image, options), options)
         try:
             if not sandbox._open_channel():
@@ -308,7 +308,7 @@ class DockerSandbox:
             self._engine.put_archive(self.container_id, folder, archives.pack(files, mode))
 
     def get_files(self, path: str, max_bytes: int = _FILE_CAP_BYTES) -> dict[str, bytes]:
-        """Every plain file at or below an absolute path, names relative to its parent.
+        """Return every plain file at or below an absolute path, names relative to its parent.
 
         Raises FileNotFoundError, ArchiveTooLargeError above ``max_bytes``.
         """
@@ -337,7 +337,7 @@ class DockerSandbox:
 
 
 class _DiskGuard:
-    """Watches how much a running command writes; asked about twice a second."""
+    """A watch on how much a running command writes; asked about twice a second."""
 
     def __init__(self, host: DockerHost, container_id: str, limit_bytes: int) -> None:
         self._host = host

@@ -1,4 +1,4 @@
-"""What the sandbox needs from a container engine, as narrow as it goes.
+"""The protocol of a container engine, no wider than the sandbox needs.
 
 ``docker_py.py`` implements it over the Docker API (Docker, Podman); tests implement it in memory.
 Every method raises a ``DockerError``; one that may pass by itself is a ``TransientDockerError``.
@@ -15,10 +15,9 @@ from envs.sandbox.docker.options import DockerOptions
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What the engine says of itself. ``data_root`` is a path of the engine's own machine."""
+    """The engine's description of itself. ``data_root`` is a path of the engine's own machine."""
 
     data_root: str
-    storage_driver: str
     architecture: str  # for example "x86_64"
 
 
@@ -50,7 +49,7 @@ class ContainerSpec:
 
 @dataclass(frozen=True)
 class ContainerState:
-    """Whether a container runs, and how it ended."""
+    """The state of a container: running, or ended in some way."""
 
     running: bool
     exit_code: int
@@ -69,15 +68,21 @@ class ExecStream(Protocol):
     """Both directions of one command inside a container."""
 
     def send(self, data: bytes) -> None:
-        """All of it. Raises ContainerGoneError when the other end is closed."""
+        """Send all of it. Raises ContainerGoneError when the other end is closed."""
         ...
 
     def receive(self, timeout_s: float) -> bytes | None:
-        """Some output, both streams in one; None when nothing came in time, b"" at the end."""
+        """Return some output, both streams in one.
+
+        None when nothing came in time, b"" at the end.
+        """
         ...
 
     def exit_code(self) -> int | None:
-        """As the engine saw it, so nothing inside can forge it; None while it runs."""
+        """Return the exit code that the engine saw, which nothing inside can forge.
+
+        None while it runs.
+        """
         ...
 
     def close(self) -> None: ...
@@ -89,7 +94,7 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
     def find_image(self, image: str) -> ImageInfo | None:
-        """The image if it is here; nothing is fetched."""
+        """Return the image if it is here; nothing is fetched."""
         ...
 
     def pull(self, image: str) -> None: ...
@@ -106,7 +111,7 @@ class Engine(Protocol):
         ...
 
     def list_images(self, label: str) -> list[ImageSummary]:
-        """Every name of every image with the label."""
+        """List every name of every image with the label."""
         ...
 
     def create(self, spec: ContainerSpec) -> str: ...
@@ -124,7 +129,7 @@ class Engine(Protocol):
         ...
 
     def list_containers(self, label: str) -> list[ContainerSummary]:
-        """Every container with the label, stopped ones too."""
+        """List every container with the label, stopped ones too."""
         ...
 
     def open_exec(
@@ -139,11 +144,11 @@ class Engine(Protocol):
     ) -> ExecStream: ...
 
     def count_processes(self, container_id: str) -> int:
-        """Processes of a running container as the host sees them, PID 1 included."""
+        """Count the processes of a running container as the host sees them, PID 1 included."""
         ...
 
     def added_bytes(self, container_id: str) -> int:
-        """What the container has added to its image."""
+        """Return the number of bytes that the container has added to its image."""
         ...
 
     def put_archive(self, container_id: str, folder: str, data: bytes) -> None:
@@ -151,7 +156,7 @@ class Engine(Protocol):
         ...
 
     def get_archive(self, container_id: str, path: str, max_bytes: int) -> bytes:
-        """``path`` as a tar archive.
+        """Return ``path`` as a tar archive.
 
         Raises FileNotFoundError; ArchiveTooLargeError above ``max_bytes``.
         """

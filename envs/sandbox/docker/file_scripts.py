@@ -57,7 +57,7 @@ def check_relative(path: str) -> None:
 
 
 def error(path: str, result: ExecResult) -> WorkspaceError:
-    """What a program's exit code means."""
+    """Return the error that a program's exit code stands for."""
     why = {
         _OUTSIDE: "leads outside the work folder or is a link",
         _NOT_A_FILE: "is absent or not a plain file",

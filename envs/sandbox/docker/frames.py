@@ -8,7 +8,7 @@ _HEADER = struct.Struct(">BxxxI")
 
 
 class FrameReader:
-    """Takes the stream apart as it comes, in pieces of any size."""
+    """A reader that takes the stream apart as it comes, in pieces of any size."""
 
     def __init__(self) -> None:
         self._header = b""
@@ -16,7 +16,10 @@ class FrameReader:
         self._stream = 0
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Payloads in order, each with its stream (1 output, 2 error). A frame may be split."""
+        """Return payloads in order, each with its stream (1 output, 2 error).
+
+        A frame may be split.
+        """
         parts: list[tuple[int, bytes]] = []
         view = memoryview(data)
         while view:

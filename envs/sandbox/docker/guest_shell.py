@@ -75,7 +75,7 @@ eval "$__command"
 
 
 def unusable(script: str) -> str:
-    """Why no process can be given ``script``; empty when one can."""
+    """Return the reason why no process can be given ``script``; empty when one can."""
     if "\0" in script:
         return "it holds a NUL byte"
     try:

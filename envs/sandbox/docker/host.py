@@ -23,7 +23,7 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def free_bytes(folder: str) -> int | None:
-    """Room on the disk that holds ``folder``; None where it is on another machine."""
+    """Return the room on the disk that holds ``folder``; None where it is on another machine."""
     try:
         return shutil.disk_usage(folder).free
     except FileNotFoundError:
@@ -32,7 +32,7 @@ def free_bytes(folder: str) -> int | None:
 
 @dataclass(frozen=True)
 class HostLimits:
-    """What one run may take from the machine."""
+    """Limits of what one run may take from the machine."""
 
     max_containers: int = 64  # alive at one time; a further start waits
     max_starting: int = 4  # being made at one time: daemons fall over under more
@@ -44,7 +44,7 @@ class HostLimits:
 
 @dataclass
 class DockerHost:
-    """Makes and removes the containers of one run. Thread-safe.
+    """The maker and remover of one run's containers. Thread-safe.
 
     Example:
         >>> host = DockerHost(DockerPyEngine(), run_id="run-7")

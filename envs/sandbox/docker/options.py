@@ -1,4 +1,7 @@
-"""How containers are made: limits, user, network. What would open the host is not expressible."""
+"""Options of containers: limits, user, network.
+
+Anything that would open the host is not expressible.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _ALLOWED_CAPABILITIES = frozenset((*DEFAULT_CAPABILITIES, "FSETID", "SETFCAP"))
 
 @dataclass(frozen=True)
 class DockerOptions:
-    """Everything a container may be given.
+    """All that a container may be given.
 
     There is no way to ask for ``--privileged``, host mounts, devices or another container's
     namespaces; the host's network is refused.
@@ -73,7 +76,7 @@ def _check_positive(options: DockerOptions) -> None:
 
 
 def check_network(network: str) -> None:
-    """Raises ValueError for a network that sandboxes may not have."""
+    """Raise ValueError for a network that sandboxes may not have."""
     if network in ("host", "bridge", "default") or network.startswith(("container:", "ns:")):
         raise ValueError(
             f"network is refused: got={network!r} expected='none' or the name of a network made"

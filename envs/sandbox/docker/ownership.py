@@ -1,4 +1,4 @@
-"""Whose container is it, and may it be removed? Written as labels when the container is made."""
+"""Ownership of containers, written as labels when one is made; it decides who may remove it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """The inverse of ``str``, None for anything else."""
+        """Invert ``str``; None for anything else."""
         parts = text.split("/")
         if len(parts) != 4 or not (parts[2].isdigit() and parts[3].isdigit()):
             return None
@@ -46,7 +46,7 @@ class Owner:
         return f"{self.boot_id}/{self.pid_namespace}/{self.pid}/{self.start_ticks}"
 
     def liveness(self) -> Liveness:
-        """Whether the process still runs; unknown when it lives where this one cannot look."""
+        """Tell whether the process still runs; unknown when it lives where this one cannot look."""
         if self.boot_id != _boot_id() or self.pid_namespace != _pid_namespace():
             return "unknown"
         return "alive" if _start_ticks(self.pid) == self.start_ticks else "dead"
@@ -64,7 +64,7 @@ def make_labels(run_id: str, owner: Owner, expires_at: float) -> dict[str, str]:
 def may_remove(
     labels: Mapping[str, str], run_id: str, now: float, *, dead_owners: bool = False
 ) -> bool:
-    """Whether a clean-up on behalf of ``run_id`` may remove a container with these labels.
+    """Tell whether a clean-up on behalf of ``run_id`` may remove a container with these labels.
 
     Yes for a container of this run whose controller is dead, and for any container past the
     lifetime that its own maker gave it. Another run's containers are left alone before that,
@@ -90,7 +90,7 @@ def _pid_namespace() -> str:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Start time in clock ticks since boot; None when there is no such live process."""
+    """Return the start time in clock ticks since boot; None when there is no such live process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

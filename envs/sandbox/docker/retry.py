@@ -24,7 +24,7 @@ class Backoff:
     rng: random.Random = field(default_factory=random.Random)
 
     def run(self, action: Callable[[], T]) -> T:
-        """``action``'s result, tried again while it fails with ``TransientDockerError``.
+        """Return ``action``'s result; tries again while it fails with ``TransientDockerError``.
 
         Raises the last failure when no attempt succeeded; any other error at once.
         """

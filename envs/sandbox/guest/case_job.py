@@ -1,6 +1,6 @@
 """Calls without their expected values: the code under test answers, the host judges.
 
-One JSON line a call: ``[index, "v", encoded value]`` or ``[index, "x", exception name]``; an
+One JSON line per call: ``[index, "v", encoded value]`` or ``[index, "x", exception name]``; an
 import that fails is index -1. The lines are data from an untrusted process and are read as such.
 """
 
@@ -15,7 +15,7 @@ from .literals import encode
 
 
 def run(job: Job) -> None:
-    """Mutates this process: it becomes the code under test and ends with the last answer."""
+    """Turn this process into the code under test; it ends with the last answer."""
     write_files(job.header["paths"], job.blobs)
     calls: list[str] = job.header["calls"]
     imports: list[str] = job.header["imports"]

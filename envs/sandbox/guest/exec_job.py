@@ -37,7 +37,9 @@ def run(job: Job) -> None:
 
 
 def _become_command(job: Job, stdin: int) -> None:
-    """Never returns. The status pipe is closed at exec, so the command cannot forge its end."""
+    """Become the command; never returns.
+
+    The status pipe is closed at exec, so the command cannot forge its end."""
     argv: list[str] = job.header["argv"]
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored_by_python, signal.SIG_DFL)

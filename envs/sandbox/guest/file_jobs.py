@@ -37,7 +37,7 @@ _PATH_ERRORS = (
 
 
 def read(job: Job) -> None:
-    """The content goes to the output pipe."""
+    """Write the content of a file to the output pipe."""
     with _path_errors(job), _opened_parent(job.header["path"], create=False) as (parent, name):
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -46,7 +46,7 @@ def read(job: Job) -> None:
 
 
 def write(job: Job) -> None:
-    """Written aside and renamed: a full disk never leaves half a file under the name."""
+    """Write a file aside and rename it: a full disk never leaves half a file under the name."""
     with _path_errors(job), _opened_parent(job.header["path"], create=True) as (parent, name):
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
@@ -63,13 +63,13 @@ def write(job: Job) -> None:
 
 
 def delete(job: Job) -> None:
-    """Removes a file or a link, never a folder."""
+    """Remove a file or a link, never a folder."""
     with _path_errors(job), _opened_parent(job.header["path"], create=False) as (parent, name):
         os.unlink(name, dir_fd=parent)
 
 
 def snapshot(job: Job) -> None:
-    """``ENTRY`` + path + content of every plain file, in sorted order, to the output pipe.
+    """Write ``ENTRY``, path and content of every plain file, in sorted order, to the output pipe.
 
     Whatever the agent has made of its folder, this succeeds: files that cannot be read or named
     and those with holes (which could claim any size) are left out.
@@ -88,7 +88,7 @@ def snapshot(job: Job) -> None:
 
 
 def _plain_files() -> Iterator[bytes]:
-    """Paths relative to the current folder, at most ``_MAX_PATH_BYTES`` long."""
+    """Yield paths relative to the current folder, at most ``_MAX_PATH_BYTES`` long."""
     folders = [b""]
     while folders:
         folder = folders.pop()
@@ -116,7 +116,7 @@ def _copy(source: int, target: int) -> int:
 
 @contextlib.contextmanager
 def _opened_parent(path: str, *, create: bool) -> Generator[tuple[int, str]]:
-    """Descriptor of the folder that holds ``path`` (relative, host-checked), and the last name."""
+    """Open the folder that holds ``path`` (relative, host-checked); yields it and the last name."""
     *folders, name = path.split("/")
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     current = os.open(".", flags)
@@ -135,7 +135,7 @@ def _opened_parent(path: str, *, create: bool) -> Generator[tuple[int, str]]:
 
 @contextlib.contextmanager
 def _path_errors(job: Job) -> Generator[None]:
-    """A path that cannot be used is the agent's trouble; anything else is the machine's."""
+    """Report a path that cannot be used as the agent's trouble, anything else as the machine's."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a job is: the request as its operation sees it, and the pipes it may write to."""
+"""A job: the request as its operation sees it, and the pipes it may write to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .protocol import write_all
 
 @dataclass(frozen=True)
 class JobConfig:
-    """What all jobs of a sandbox share."""
+    """The configuration that all jobs of a sandbox share."""
 
     namespaces: bool
     workspace: str  # absolute path of the work folder inside the sandbox
@@ -29,7 +29,7 @@ class JobConfig:
 class Channels:
     """Write ends of the three pipes to the server."""
 
-    output: int  # whatever the job prints; cases: one result line a call
+    output: int  # whatever the job prints; cases: one result line per call
     status: int  # ours: how the job went; closed before code of the agent's can reach it
     report: int  # a test runner's structured report
 
@@ -52,7 +52,7 @@ def report_failure(status_fd: int, kind: str, error: BaseException) -> None:
 
 
 def fresh_folder(workspace: str, pid: int) -> str:
-    """Work folder of one job where there is no mount namespace to give it a new one."""
+    """Return the work folder of one job where no mount namespace can give it a new one."""
     return f"{workspace}.fresh-{pid}"
 
 

@@ -50,7 +50,10 @@ def run(config: JobConfig, request: Request, channels: Channels) -> None:
 
 
 def _enter(config: JobConfig, *, fresh: bool, see_processes: bool) -> None:
-    """Own mounts, limits and no privileges; afterwards the current folder is the work folder."""
+    """Take own mounts and limits and drop privileges.
+
+    Then the current folder is the work folder.
+    """
     # When memory runs out the kernel takes a job, never the server.
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
@@ -78,7 +81,7 @@ def _enter(config: JobConfig, *, fresh: bool, see_processes: bool) -> None:
 
 
 def _mount_fresh(config: JobConfig) -> None:
-    """New temporary folders; what must stay readable below the old ones is put back."""
+    """Mount new temporary folders; what must stay readable below the old ones is put back."""
     kept = [(os.open(path, os.O_PATH | os.O_CLOEXEC), path) for path in config.keep_readable]
     for folder in _WRITABLE:
         kernel.mount_tmpfs(folder, config.tmp_bytes, config.tmp_inodes)
@@ -89,7 +92,7 @@ def _mount_fresh(config: JobConfig) -> None:
 
 
 def _enter_folder(workspace: str) -> None:
-    """Whatever an earlier job has put in its place: a real folder, and usable."""
+    """Enter a real and usable work folder, whatever an earlier job has put in its place."""
     if os.path.islink(workspace) or not os.path.isdir(workspace):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(workspace)

@@ -1,4 +1,4 @@
-"""Typed literal values as plain text: what code under test may hand to the judge.
+"""Typed literal values as plain text: all that code under test may hand to the judge.
 
 No pickle and no ``repr``: only exact built-in types are encoded, each with its tag, so a subclass
 with a forged ``__repr__`` or ``__eq__`` stays opaque. The judge compares decoded values by type
@@ -16,7 +16,7 @@ _MAX_ITEMS = 100_000
 
 
 class LiteralFormatError(Exception):
-    """An encoded value is damaged or not a literal."""
+    """An encoded value that is damaged or not a literal."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,10 @@ class Opaque:
 
 
 def encode(value: Any, depth: int = 0) -> list[Any]:
-    """``[tag, payload]`` of nested plain lists; anything but a literal becomes an opaque mark."""
+    """Return ``[tag, payload]`` of nested plain lists.
+
+    What is no literal becomes an opaque mark.
+    """
     kind = cast("type[object]", type(value))
     if depth > _MAX_DEPTH:
         return ["o", "deep"]
@@ -53,7 +56,10 @@ _CONTAINERS: dict[type, str] = {list: "l", tuple: "t", set: "S", frozenset: "F",
 
 
 def decode(encoded: object) -> object:
-    """The value, with :class:`Opaque` where there was no literal. Raises LiteralFormatError."""
+    """Return the value, with :class:`Opaque` where there was no literal.
+
+    Raises LiteralFormatError.
+    """
     try:
         return _decode(encoded)
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
@@ -93,7 +99,7 @@ _BUILDERS: dict[str, Callable[[list[Any]], object]] = {
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal in type and value, also inside containers: ``True`` is not ``1``, 3.0 is not 3."""
+    """Compare type and value, also inside containers: ``True`` is not ``1``, 3.0 is not 3."""
     kind = cast("type[object]", type(left))
     if kind is not type(right) or kind is Opaque:
         return False

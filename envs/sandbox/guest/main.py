@@ -11,7 +11,7 @@ from .server import ServerConfig, serve
 
 
 def main(argument: str) -> None:
-    """Never raises for a closed control pipe; any other trouble ends the process with a trace."""
+    """Serve until the control pipe closes; any other trouble ends the process with a trace."""
     raw: dict[str, Any] = json.loads(argument)
     limits = kernel.Limits(**raw["jobs"].pop("limits"))
     job_config = JobConfig(limits=limits, **raw["jobs"])

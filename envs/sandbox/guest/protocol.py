@@ -32,7 +32,7 @@ Read = Callable[[int], bytes]  # exactly n bytes, or EOFError
 
 
 class ProtocolError(Exception):
-    """The two ends of the control pipe are out of step."""
+    """A control pipe whose two ends are out of step."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """How a job ended.
+    """The end of a job.
 
     ``exit_code`` is that of the job's first process, -N for signal N, and 0 where the end of the
     output ended the job.
@@ -120,13 +120,13 @@ class Reply:
 
 
 def pack_body(header: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> bytes:
-    """A JSON header followed by the blobs; their sizes are put into the header."""
+    """Pack a JSON header followed by the blobs; their sizes are put into the header."""
     text = json.dumps({**header, "blobs": [len(blob) for blob in blobs]}).encode()
     return b"".join((_HEADER_LENGTH.pack(len(text)), text, *blobs))
 
 
 def unpack_body(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
-    """The inverse of :func:`pack_body`."""
+    """Invert :func:`pack_body`."""
     (length,) = _HEADER_LENGTH.unpack_from(data)
     offset = _HEADER_LENGTH.size + length
     header: dict[str, Any] = json.loads(data[_HEADER_LENGTH.size : offset])
@@ -140,7 +140,7 @@ def unpack_body(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def read_exactly(fd: int, size: int) -> bytes:
-    """``size`` bytes from a blocking descriptor. Raises EOFError when it ends before."""
+    """Read ``size`` bytes from a blocking descriptor. Raises EOFError when it ends before."""
     parts: list[bytes] = []
     missing = size
     while missing:

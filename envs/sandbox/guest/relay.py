@@ -15,7 +15,7 @@ _CPUCLOCK_SCHED = 2
 
 
 class BoundedBuffer:
-    """Keeps the first and the last half of a stream within ``cap_bytes``; counts the rest."""
+    """A buffer of the first and the last half of a stream within ``cap_bytes``; counts the rest."""
 
     def __init__(self, cap_bytes: int) -> None:
         self.total_bytes = 0
@@ -25,7 +25,7 @@ class BoundedBuffer:
         self._tail = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Mutates the buffer; memory stays below twice the cap plus one chunk."""
+        """Add data; memory stays below twice the cap plus one chunk."""
         self.total_bytes += len(data)
         room = self._head_cap - len(self._head)
         self._head += data[:room]
@@ -34,14 +34,14 @@ class BoundedBuffer:
             del self._tail[: len(self._tail) - self._tail_cap]
 
     def kept(self) -> bytes:
-        """Head and tail, joined without a mark when nothing was dropped."""
+        """Return head and tail, joined without a mark."""
         tail = self._tail[-self._tail_cap :] if self._tail_cap else bytearray()
         return bytes(self._head + tail)
 
 
 @dataclass(frozen=True)
 class Waited:
-    """Why the wait for a job ended."""
+    """The reason why the wait for a job ended."""
 
     timed_out: bool = False
     cpu_exceeded: bool = False
@@ -51,7 +51,7 @@ class Waited:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time used by a running process of ours, threads included; 0.0 once it has gone."""
+    """Return the CPU time of a running process of ours, threads included; 0.0 once it has gone."""
     try:
         return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
     except OSError as error:
@@ -111,7 +111,7 @@ def wait_for(
 
 
 def _stop_reason(control_fd: int, events: int) -> Waited:
-    """Only a KILL frame may come while a job runs; anything else means out of step."""
+    """Read what the host says: only a KILL frame may come while a job runs."""
     if events & select.POLLIN and read_exactly(control_fd, len(KILL)) == KILL:
         return Waited(killed=True)
     return Waited(host_gone=True)
@@ -125,7 +125,7 @@ def drain(streams: dict[int, BoundedBuffer]) -> None:
 
 
 def _read_once(fd: int, buffer: BoundedBuffer) -> bool:
-    """One chunk; False at the end of the stream or when nothing is waiting."""
+    """Read one chunk; False at the end of the stream or when nothing is waiting."""
     try:
         data = os.read(fd, _CHUNK_BYTES)
     except BlockingIOError:

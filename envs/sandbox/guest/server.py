@@ -47,7 +47,7 @@ _PRELOAD = (
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What the host tells the server at start."""
+    """The configuration that the host gives the server at start."""
 
     jobs: JobConfig
     binds: tuple[tuple[str, str], ...] = ()  # unshare only: (host folder, path inside)
@@ -86,7 +86,7 @@ def _prepare_namespaces(config: ServerConfig) -> None:
 
 
 def _mask_host_folders(config: ServerConfig) -> None:
-    """Host folders become read-only or empty; the interpreter is put back where it was."""
+    """Make host folders read-only or empty; the interpreter is put back where it was."""
     kernel.mount("", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     keep = "/dev/shm"
     kernel.mount_tmpfs(keep, 1 << 20, 64)
@@ -108,7 +108,10 @@ def _mask_host_folders(config: ServerConfig) -> None:
 
 
 def _run(config: JobConfig, request: Request) -> bool:
-    """One job, answered exactly once; False when the host has gone or the pipe is out of step."""
+    """Run one job and answer it exactly once.
+
+    False when the host has gone or the pipe is out of step.
+    """
     started = time.monotonic()
     pipes = {name: os.pipe() for name in ("output", "status", "report")}
     pid = _fork(config, request, {name: pair[1] for name, pair in pipes.items()})
@@ -158,7 +161,7 @@ def _run(config: JobConfig, request: Request) -> bool:
 
 
 def _end(config: JobConfig, pid: int) -> int:
-    """Kill the job with all it started; the exit code of its first process."""
+    """Kill the job with all it started; returns the exit code of its first process."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     _, wait_status = os.waitpid(pid, 0)  # returns once its whole PID namespace is dead
@@ -169,7 +172,7 @@ def _end(config: JobConfig, pid: int) -> int:
 
 
 def _fork(config: JobConfig, request: Request, write_ends: dict[str, int]) -> int:
-    """The job's process: first of its own PID namespace when there are namespaces."""
+    """Fork the job's process: first of its own PID namespace when there are namespaces."""
     if not config.namespaces:
         pid = os.fork()
     else:

@@ -1,4 +1,4 @@
-"""In which order bugs are tried: every kind and every file gets its turn."""
+"""The order in which bugs are tried: every kind and every file gets its turn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Candidate:
 def candidates(
     repository: Repository, seed: int, kinds: tuple[str, ...], max_per_function: int
 ) -> Iterator[Candidate]:
-    """Bugs in a random order that is the same for the same seed, kinds taking turns.
+    """Yield bugs in a random order that is the same for the same seed, kinds taking turns.
 
     A function is tried ``max_per_function`` times at most, so that a long one does not crowd out
     the others.

@@ -1,4 +1,4 @@
-"""Builds the images of made tasks and validates every task inside its own.
+"""Building of the images of made tasks, and validation of every task inside its own.
 
 The tests were run in a sandbox with this machine's packages; an image may lack one of them, or have
 another version. What fails there is taken out of the rows for images.
@@ -25,8 +25,9 @@ _FILES = {"r2e_gym.jsonl": "docker_image", "swebench.jsonl": "image"}
 
 @dataclass(frozen=True)
 class ImageReport:
-    """Tasks whose gold patch earns the reward in their image and whose base does not, and why the
-    others are refused, by image."""
+    """Tasks that hold in their images, and the refused ones: image to reason.
+
+    A task holds when its gold patch earns the reward and its base does not."""
 
     kept: tuple[str, ...]
     refused: Mapping[str, str]

@@ -12,8 +12,9 @@ _HEADER = re.compile(rb"^_{3,} (.+) _{3,}$|^={3,}.*$", re.MULTILINE)
 
 
 def write_issue(title: str, failing: Sequence[str], files: Mapping[str, bytes], log: bytes) -> str:
-    """Markdown from the failing tests' code and messages. ``title`` names the package, ``files``
-    holds the test files."""
+    """Write Markdown from the failing tests' code and messages.
+
+    ``title`` names the package, ``files`` holds the test files."""
     sections = _sections(log)
     parts: list[str] = []
     shown = _one_each(failing)[:_MAX_SHOWN]
@@ -29,7 +30,7 @@ def write_issue(title: str, failing: Sequence[str], files: Mapping[str, bytes], 
 
 
 def _one_each(tests: Sequence[str]) -> list[str]:
-    """The first of each function's parameter sets."""
+    """Return the first of each function's parameter sets."""
     return list({_function(test): test for test in reversed(tests)}.values())[::-1]
 
 
@@ -43,7 +44,7 @@ def _headline(output: str) -> str:
 
 
 def _sections(log: bytes) -> dict[str, str]:
-    """Pytest's failure reports by their headline."""
+    """Return pytest's failure reports by their headline."""
     found: dict[str, str] = {}
     matches = list(_HEADER.finditer(log))
     for number, match in enumerate(matches, start=1):
@@ -58,12 +59,12 @@ def _sections(log: bytes) -> dict[str, str]:
 
 
 def _section_name(test: str) -> str:
-    """``tests/a.py::TestC::test_x[1]`` is headed ``TestC.test_x[1]``."""
+    """Return the headline: ``tests/a.py::TestC::test_x[1]`` has ``TestC.test_x[1]``."""
     return ".".join(test.split("::")[1:])
 
 
 def _test_source(test: str, files: Mapping[str, bytes]) -> str:
-    """The test function's code without its place in a class."""
+    """Return the test function's code without its place in a class."""
     path, *names = _function(test).split("::")
     text = files[path].decode("utf-8", "replace")
     body: list[ast.stmt] = ast.parse(text).body

@@ -15,8 +15,10 @@ from envs.tasks.from_repository.repository import Repository
 
 @dataclass(frozen=True)
 class MadeTask:
-    """One bug in ``path``. ``failing`` are the tests that notice it; the files that hold them are
-    hidden from the agent. ``expected`` are all tests of the files in use, with their statuses."""
+    """One bug in ``path``.
+
+    ``failing`` are the tests that notice it; the files that hold them are hidden from the agent.
+    ``expected`` are all tests of the files in use, with their statuses."""
 
     repository: Repository
     path: str
@@ -40,7 +42,7 @@ class MadeTask:
 
     @cached_property
     def base_files(self) -> dict[str, bytes]:
-        """What the agent gets: the bug is in, the hidden tests are out."""
+        """The files that the agent gets: the bug is in, the hidden tests are out."""
         files = {p: data for p, data in self.repository.files.items() if p not in self.hidden}
         return {**files, self.path: self.content}
 
@@ -51,12 +53,15 @@ class MadeTask:
 
     @cached_property
     def test_patch(self) -> bytes:
-        """Adds the hidden tests."""
+        """The patch that adds the hidden tests."""
         hidden = {path: self.repository.files[path] for path in self.hidden}
         return diff_trees(self.base_files, {**self.base_files, **hidden}).patch
 
     def to_task(self) -> Task:
-        """For sandboxes without images; run by ``PytestRunner`` with ``import_folders``."""
+        """Return a task for sandboxes without images.
+
+        Run by ``PytestRunner`` with ``import_folders``.
+        """
         visible = sorted({name.partition("::")[0] for name in self.expected} - {*self.hidden})
         return Task(
             task_id=self.task_id,

@@ -1,4 +1,4 @@
-"""From a repository to a folder of validated tasks."""
+"""Making of a folder of validated tasks from a repository."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PYTEST_OPTIONS = ("--tb=short", "-o", "addopts=", "--continue-on-collection-erro
 
 @dataclass(frozen=True)
 class MakeOptions:
-    """What to make. ``kinds`` empty is every kind of bug."""
+    """Options of the making. ``kinds`` empty is every kind of bug."""
 
     max_tasks: int = 50
     max_tried: int = 500
@@ -47,7 +47,7 @@ class MakeOptions:
 
 @dataclass(frozen=True)
 class MakeReport:
-    """What became of every bug that was tried: ``kept`` and the refusals add up to ``tried``."""
+    """The fate of every bug that was tried: ``kept`` and the refusals add up to ``tried``."""
 
     repository: str
     num_tests: int
@@ -147,7 +147,7 @@ def find_tasks(
 def _verdicts(
     validator: Validator, stream: Iterator[Candidate], options: MakeOptions
 ) -> Iterator[tuple[Candidate, Verdict]]:
-    """Verdicts in the order of the candidates, several being worked on at a time."""
+    """Yield verdicts in the order of the candidates; several are worked on at a time."""
     with ThreadPoolExecutor(options.num_workers) as executor:
         running: list[tuple[Candidate, Future[Verdict]]] = []
         try:

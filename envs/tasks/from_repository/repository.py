@@ -1,4 +1,4 @@
-"""Reads a Python repository from a folder or an sdist, and tells sources from tests."""
+"""A Python repository, read from a folder or an sdist, with its sources told from its tests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Repository:
 
     @cached_property
     def test_support(self) -> tuple[str, ...]:
-        """What tests need beside them: helpers, data and ``conftest.py``."""
+        """Files that tests need beside them: helpers, data and ``conftest.py``."""
         found = (p for p in self.files if _in_folder(p, _TEST_FOLDERS) or _is_conftest(p))
         return tuple(p for p in found if p not in self.test_files)
 
@@ -73,7 +73,7 @@ class Repository:
 
 
 def read_repository(path: Path) -> Repository:
-    """A folder, ``.tar.gz``, ``.tar.bz2``, ``.tar.xz`` or ``.zip``. Raises TaskError.
+    """Read a folder, ``.tar.gz``, ``.tar.bz2``, ``.tar.xz`` or ``.zip``. Raises TaskError.
 
     Nothing is unpacked to disk and nothing of it is run.
     """
@@ -107,7 +107,10 @@ def read_repository(path: Path) -> Repository:
 
 
 def _declared_version(files: Mapping[str, bytes]) -> str:
-    """``project.version`` of ``pyproject.toml``; empty where it is computed or not readable."""
+    """Return ``project.version`` of ``pyproject.toml``.
+
+    Empty where it is computed or not readable.
+    """
     try:
         declared = tomllib.loads(files.get("pyproject.toml", b"").decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError):
@@ -155,7 +158,7 @@ def _clean(name: str, archive: Path) -> str:
 
 
 def _without_top(files: Mapping[str, bytes]) -> Mapping[str, bytes]:
-    """Archives hold one folder that holds everything."""
+    """Take off the one folder that holds everything in an archive."""
     tops = {path.partition("/")[0] for path in files}
     if len(tops) != 1 or not all("/" in path for path in files):
         return files

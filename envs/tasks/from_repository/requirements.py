@@ -1,4 +1,4 @@
-"""What a repository imports and this environment has: its images need the same."""
+"""Packages that a repository imports and this environment has: its images need the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from envs.tasks.from_repository.repository import Repository
 
 
 def requirements(repository: Repository) -> tuple[str, ...]:
-    """``name==version`` of every installed distribution that a file imports, pytest included.
+    """Return ``name==version`` of every installed package that a file imports, pytest included.
 
     Tests were validated with these; optional ones count, since tests are skipped without them.
     """
@@ -29,7 +29,7 @@ def requirements(repository: Repository) -> tuple[str, ...]:
 
 
 def _inside(repository: Repository) -> list[str]:
-    """Paths as imports see them."""
+    """Return paths as imports see them."""
     found = list(repository.files)
     for folder in repository.import_folders:
         found += [p.removeprefix(f"{folder}/") for p in found if p.startswith(f"{folder}/")]

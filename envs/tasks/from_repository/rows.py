@@ -3,54 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 from envs.errors import TaskError
 from envs.tasks.from_repository.made_task import MadeTask
+from envs.tasks.write_repository import COMMITTED_AT
 
 JsonRow = dict[str, object]
-CREATED_AT = "2000-01-01T00:00:00Z"  # fixed, so that the same tree gives the same commit
 _HEREDOC = "EOF_114329324912"  # as SWE-bench's own scripts
 _RUNNER_CONFIG = ("pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml")
 _START_HOOKS = ("conftest.py", "sitecustomize.py", "usercustomize.py")
 R2E_FOLDER = "r2e_tests"
 
 
-@dataclass(frozen=True)
-class GitTree:
-    """A one-commit repository in a folder: nothing in it knows the fix."""
-
-    folder: Path
-    commit: str
-
-
-def commit_tree(files: Mapping[str, bytes], folder: Path) -> GitTree:
-    """Write ``files`` to ``folder`` and commit them. The commit id depends on them alone."""
-    for path, data in files.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data)
-    for arguments in (
-        ("init", "--quiet", "--initial-branch=main", "--template="),
-        ("add", "--all", "--force"),
-        ("commit", "--quiet", "--message=base"),
-    ):
-        _git(folder, *arguments)
-    return GitTree(folder, _git(folder, "rev-parse", "HEAD").strip())
-
-
-def commit_id(files: Mapping[str, bytes]) -> str:
-    with tempfile.TemporaryDirectory(prefix="commit-") as folder:
-        return commit_tree(files, Path(folder)).commit
-
-
 def swebench_row(task: MadeTask, image: str, commit: str) -> JsonRow:
-    """The 5.x form: everything that the official harness needs to grade.
+    """Return the 5.x form: everything that the official harness needs to grade.
 
     Its parsers cut a test's name at white space; tests with such names are not listed.
     """
@@ -67,7 +33,7 @@ def swebench_row(task: MadeTask, image: str, commit: str) -> JsonRow:
         "image": image,
         "problem_statement": task.issue,
         "hints_text": "",
-        "created_at": CREATED_AT,
+        "created_at": COMMITTED_AT,
         "patch": _text(task.solution),
         "test_patch": _text(task.test_patch),
         "FAIL_TO_PASS": [name for name in named if name in fail],
@@ -79,7 +45,7 @@ def swebench_row(task: MadeTask, image: str, commit: str) -> JsonRow:
 
 
 def eval_script(task: MadeTask, commit: str) -> str:
-    """Restores tests and runner configuration, adds the hidden tests, runs everything."""
+    """Write the script that restores tests and runner settings, adds hidden tests and runs all."""
     restored = [p for p in task.base_files if p in _protected(task)]
     planted = [n for n in (*_RUNNER_CONFIG, *_START_HOOKS) if n not in task.base_files]
     tests = " ".join(_quote(p) for p in sorted({n.partition("::")[0] for n in task.expected}))
@@ -106,7 +72,7 @@ def eval_script(task: MadeTask, commit: str) -> str:
 
 
 def r2e_row(task: MadeTask, image: str, commit: str) -> JsonRow:
-    """R2E-Gym's form. ``expected_output_json`` has its names: those parts after the file."""
+    """Return R2E-Gym's form. ``expected_output_json`` has its names: those parts after the file."""
     expected = {r2e_name(name): status for name, status in task.expected.items()}
     shown = {name: status for name, status in expected.items() if status == "PASSED"}
     commits: JsonRow = {
@@ -114,7 +80,7 @@ def r2e_row(task: MadeTask, image: str, commit: str) -> JsonRow:
         "old_commit_hash": commit,
         "new_commit_hash": "",
         "commit_message": "",
-        "commit_date": CREATED_AT,
+        "commit_date": COMMITTED_AT,
     }
     return {
         "repo_name": task.repository.name,
@@ -135,7 +101,7 @@ def r2e_row(task: MadeTask, image: str, commit: str) -> JsonRow:
 
 
 def _file_diff(task: MadeTask) -> JsonRow:
-    """The fix: whoever trains on the row shows with it that the task can be solved."""
+    """Return the fix: whoever trains on the row shows with it that the task can be solved."""
     return {
         "header": {"file": {"path": task.path}},
         "is_binary_file": False,
@@ -147,19 +113,19 @@ def _file_diff(task: MadeTask) -> JsonRow:
 
 
 def r2e_name(test: str) -> str:
-    """``tests/a.py::TestC::test_x`` is ``TestC.test_x`` there."""
+    """Return R2E-Gym's name: ``tests/a.py::TestC::test_x`` is ``TestC.test_x`` there."""
     return ".".join(test.split("::")[1:])
 
 
 def r2e_tests(task: MadeTask) -> dict[str, bytes]:
-    """The folder of hidden tests: every test file in use, with its helpers."""
+    """Return the folder of hidden tests: every test file in use, with its helpers."""
     used = {name.partition("::")[0] for name in task.expected} | {*task.repository.test_support}
     packages = (p for p in task.repository.files if p.endswith("__init__.py") and _beside(p, used))
     return {path: task.repository.files[path] for path in sorted({*used, *packages})}
 
 
 def run_tests_script(task: MadeTask) -> str:
-    """``run_tests.sh`` as R2E-Gym's images have it."""
+    """Return ``run_tests.sh`` as R2E-Gym's images have it."""
     return (
         f"PYTHONPATH={_import_path(task)} "
         "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' "
@@ -168,7 +134,7 @@ def run_tests_script(task: MadeTask) -> str:
 
 
 def _import_path(task: MadeTask) -> str:
-    """Before what the caller has there: a judge may bring modules of its own."""
+    """Return the import path, before the caller's: a judge may bring modules of its own."""
     folders = ":".join(f"/testbed/{folder}" for folder in task.repository.import_folders)
     return f"{folders}${{PYTHONPATH:+:$PYTHONPATH}}" if folders else "${PYTHONPATH:-}"
 
@@ -192,23 +158,3 @@ def _text(data: bytes) -> str:
 
 def _quote(path: str) -> str:
     return "'" + path.replace("'", "'\\''") + "'"
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    environment = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "LC_ALL": "C",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CONFIG_NOSYSTEM": "1",
-    }
-    for who in ("AUTHOR", "COMMITTER"):
-        environment |= {
-            f"GIT_{who}_NAME": "tasks",
-            f"GIT_{who}_EMAIL": "tasks@localhost",
-            f"GIT_{who}_DATE": CREATED_AT,
-        }
-    argv = ["git", "-c", "core.autocrlf=false", "-c", "commit.gpgsign=false", *arguments]
-    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, check=False)
-    if done.returncode != 0:
-        raise TaskError(f"git {arguments[0]} failed: got={done.stderr[-300:]!r}")
-    return done.stdout.decode()

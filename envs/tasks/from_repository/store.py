@@ -20,6 +20,7 @@ from envs.sandbox.archives import pack
 from envs.tasks.from_repository import rows
 from envs.tasks.from_repository.made_task import MadeTask
 from envs.tasks.from_repository.repository import Repository, read_repository
+from envs.tasks.write_repository import commit_tree
 
 _REPOSITORY = "repository.tar.gz"
 _TASKS, _SWEBENCH, _R2E = "tasks.jsonl", "swebench.jsonl", "r2e_gym.jsonl"
@@ -65,7 +66,7 @@ def write_folder(out: Path, repository: Repository, tasks: Iterable[MadeTask], b
 
 
 def load_made_tasks(folder: Path) -> list[MadeTask]:
-    """What ``write_folder`` wrote. Raises TaskError."""
+    """Read what ``write_folder`` wrote. Raises TaskError."""
     if not (folder / _TASKS).is_file():
         raise TaskError(f"no made tasks: got={str(folder)!r} expected a folder with {_TASKS}")
     found = read_repository(folder / _REPOSITORY)
@@ -74,7 +75,7 @@ def load_made_tasks(folder: Path) -> list[MadeTask]:
 
 
 def load_tasks(folder: Path) -> list[Task]:
-    """The tasks in the form that an environment takes. Raises TaskError."""
+    """Read the tasks in the form that an environment takes. Raises TaskError."""
     return [task.to_task() for task in load_made_tasks(folder)]
 
 
@@ -113,10 +114,10 @@ def _made_task(found: Repository, row: Mapping[str, Any]) -> MadeTask:
 
 
 def _write_image(folder: Path, task: MadeTask, base: str) -> str:
-    """Dockerfile and archives; returns the id of the one commit in the image's repository."""
+    """Write Dockerfile and archives; returns the id of the one commit in the image's repository."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="testbed-") as scratch:
-        tree = rows.commit_tree(task.base_files, Path(scratch))
+        commit = commit_tree(task.base_files, Path(scratch))
         exclude = Path(scratch, ".git", "info", "exclude")
         exclude.parent.mkdir(exist_ok=True)
         exclude.write_text(f".venv/\nrun_tests.sh\n{rows.R2E_FOLDER}\n__pycache__/\n")
@@ -126,4 +127,4 @@ def _write_image(folder: Path, task: MadeTask, base: str) -> str:
     (folder / "testbed.tar").write_bytes(pack(content))
     (folder / "r2e_tests.tar").write_bytes(pack(rows.r2e_tests(task)))
     (folder / "Dockerfile").write_text(_DOCKERFILE.format(base=base))
-    return tree.commit
+    return commit

@@ -1,4 +1,4 @@
-"""Whether a bug makes a task: the repository's own tests decide."""
+"""Validation of bugs: the repository's own tests decide whether one makes a task."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BAD: frozenset[TestStatus] = frozenset({"FAILED", "ERROR"})
 
 @dataclass(frozen=True)
 class Baseline:
-    """How the correct tree's tests end. ``left_out``: test files that are not used, and why."""
+    """The ends of the correct tree's tests. ``left_out``: test files that are not used, and why."""
 
     statuses: Mapping[str, TestStatus]
     test_files: tuple[str, ...]
@@ -35,7 +35,9 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``failing`` are the tests that the bug breaks, in running order, where it makes a task."""
+    """The verdict on a bug.
+
+    ``failing`` are the tests that it breaks, in running order, where it makes a task."""
 
     refusal: Refusal | None
     failing: tuple[str, ...] = ()
@@ -43,19 +45,20 @@ class Verdict:
 
 
 class Validator:
-    """Runs the tests of one repository, each time in a fresh sandbox."""
+    """A judge of bugs by the tests of one repository, each time in a fresh sandbox."""
 
     def __init__(
         self, repository: Repository, runner: SuiteRunner, max_failing_share: float = 0.5
     ) -> None:
-        """Runs the correct tree twice. Raises TaskError when too little of it works."""
+        """Run the correct tree twice. Raises TaskError when too little of it works."""
         self._repository, self._runner = repository, runner
         self._max_failing_share = max_failing_share
         self.baseline = self._measure()
 
     def check(self, candidate: Candidate) -> Verdict:
-        """Run the tests with the bug, then the failing ones with its fix. Raises
-        InfrastructureError."""
+        """Run the tests with the bug, then the failing ones with its fix.
+
+        Raises InfrastructureError."""
         report = self._run(self.baseline.test_files, {candidate.path: candidate.content})
         if report.failure is not None and report.failure.kind == "timeout":
             return Verdict("hangs")
@@ -77,7 +80,7 @@ class Validator:
         return Verdict(None, failing, report.log)
 
     def _measure(self) -> Baseline:
-        """Test files whose every test ends well, twice the same way."""
+        """Find the test files whose every test ends well, twice the same way."""
         names = self._repository.test_files
         first, second = self._run(names, {}), self._run(names, {})
         if not first.statuses:

@@ -50,7 +50,7 @@ def test_a_wrong_configuration_is_exit_2_with_one_line_a_fault() -> None:
     assert result.returncode == 2
     assert set(result.stderr.strip().splitlines()) == {
         "error: override: train.stepz: unknown key; did you mean train.steps?",
-        "error: override: optim.lr: got 'fast' (str), expected float",
+        "error: override: optim.lr: got 'fast' (str), expected float, above 0",
     }
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_rl.commands.config import config_command
-from agent_rl.config.key_pages import reference_page, sections
-from agent_rl.config.reading import config_surface
+from agent_rl.config.key_pages import config_surface, reference_page, sections
 from agent_rl.errors import ConfigError
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
@@ -27,14 +26,17 @@ def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == reference_page()
 
 
-def test_meanings_defaults_and_limits_come_from_where_the_key_is_declared() -> None:
+def test_types_ranges_defaults_and_meanings_come_from_where_the_key_is_declared() -> None:
     keys = {key.name: key for section in sections() for key in section.keys}
     assert keys["agent.max_turns"].default == "6"
     assert keys["engine.urls"].default == "[]"
     assert keys["trainer.packed"].default == "false"
     assert keys["algorithm.clip_low"].default == "null"
-    assert keys["engine.urls"].only_for == "for sglang and vllm only"
-    assert keys["tasks.bugs"].only_for == ""
+    assert keys["engine.urls"].only_for == "engine.kind=sglang and vllm"
+    assert keys["engine.num_threads"].only_for == ""
+    assert keys["engine.num_threads"].limits == "from 1 to 1024"
+    assert keys["trainer.ray_address"].limits == "local, auto or HOST:PORT"
+    assert keys["algorithm.clip_low"].expected == "float or null, from 0 to 1"
     assert keys["engine.dtype"].meaning.startswith("precision of weights and products.")
     assert keys["engine.dtype"].meaning.endswith("(a controlled experiment).")
     assert keys["name"].meaning == "the run's folder is run_root/name"

@@ -14,6 +14,7 @@ from agent_rl.config.objective import (
     correction_bounds,
     objective,
 )
+from agent_rl.config.reading import config_from_dict
 from agent_rl.config.rules import check_rules
 from agent_rl.config.schema import (
     AlgorithmConfig,
@@ -22,16 +23,17 @@ from agent_rl.config.schema import (
     RunConfig,
     TrainConfig,
 )
+from agent_rl.errors import ConfigError
 from agent_rl.trainer.advantage import ADVANTAGES
 from agent_rl.trainer.losses import LOSSES
 from agent_rl.trainer.losses.correction import CORRECTIONS
 
 
 def faults(routing: dict[str, object] | None = None, **algorithm: object) -> list[str]:
-    config = RunConfig(
-        algorithm=replace(AlgorithmConfig(), **algorithm),  # type: ignore[arg-type]
-        routing=replace(RoutingConfig(), **(routing or {})),  # type: ignore[arg-type]
-    )
+    try:
+        config = config_from_dict({"algorithm": algorithm, "routing": routing or {}})
+    except ConfigError as error:
+        return [problem.split(": ")[1] for problem in error.problems]
     return [key for key, _ in check_rules(config)]
 
 

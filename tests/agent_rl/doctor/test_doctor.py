@@ -1,4 +1,4 @@
-"""What the doctor says a configuration lacks, on this machine and before anything starts."""
+"""The doctor names what a configuration lacks, on this machine and before anything starts."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_trainer_memory_reads_right_in_singular_and_plural(
 
 
 def test_an_unknown_model_that_is_not_here_has_unknown_needs() -> None:
-    config = replace(production(), policy=PolicyConfig("hf:nobody/nothing"))
+    config = replace(production(), policy=PolicyConfig(path="hf:nobody/nothing"))
     (check,) = check_needs(config)
     assert (check.verdict, check.detail) == ("warning", "unknown without the policy")
 

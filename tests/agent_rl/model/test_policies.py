@@ -1,4 +1,4 @@
-"""Where a policy may lie, and what is said of one that is not there."""
+"""Places where a policy may lie, and the words about one that is not there."""
 
 from __future__ import annotations
 

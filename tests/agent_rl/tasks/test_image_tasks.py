@@ -51,8 +51,6 @@ def test_a_sound_configuration_has_no_fault() -> None:
         ("agent", {"tools": "shell"}, "agent.tools"),
         ("agent", {"prompts": "nothing"}, "agent.prompts"),
         ("images", {"network": "host"}, "images.network"),
-        ("images", {"cpus": 0.0}, "images.cpus"),
-        ("images", {"max_prepared": -1}, "images.max_prepared"),
     ],
 )
 def test_what_images_need(section: str, change: dict[str, object], key: str) -> None:

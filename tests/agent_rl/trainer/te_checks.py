@@ -25,7 +25,7 @@ from agent_rl.trainer.weights import export_like, export_weights, load_weights
 
 # Together they have every part: dense layers, biases, shared experts with and without a gate,
 # latent attention.
-FAMILIES = ("qwen3_moe, dense by list", "qwen2_moe", "deepseek_v3")
+FAMILIES = ("qwen3_moe, dense by list", "qwen2_moe", "deepseek_v3", "deepseek_v3, plain queries")
 
 
 def measure(folder: Path) -> dict[str, object]:

@@ -13,7 +13,8 @@ from yes_engine import YesEngine, make_box, make_engine
 
 from envs.errors import TaskError, TaskTimeoutError
 from envs.grading.plugin_report import TARGET_VARIABLE
-from envs.images.grading import ImageGrader, TestRun, run_tests
+from envs.images.grading import ImageGrader
+from envs.images.official_tests import TestRun, run_tests
 from envs.images.task import ImageTask, TestPlan
 from envs.images.validation import ValidationCache
 from envs.sandbox.docker.docker_errors import ArchiveTooLargeError

@@ -237,7 +237,7 @@ def test_the_prefix_index_knows_whole_blocks_and_forgets() -> None:
 def test_the_doctor_names_what_a_server_configuration_lacks(
     policies: Policies, tmp_path: Path
 ) -> None:
-    base = RunConfig(policy=PolicyConfig(str(policies.before)))
+    base = RunConfig(policy=PolicyConfig(path=str(policies.before)))
     assert list(check_servers(base)) == []
     (port,) = free_ports(1)
     engine = EngineConfig(kind="sglang", urls=(f"http://127.0.0.1:{port}",))

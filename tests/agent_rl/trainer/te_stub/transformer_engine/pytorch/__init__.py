@@ -27,17 +27,21 @@ def _weight(rows: int, columns: int, dtype: torch.dtype) -> torch.nn.Parameter:
 
 
 class RMSNorm(torch.nn.Module):
+    """Takes its width by either name: Megatron 0.16.1 gives the second."""
+
     def __init__(
         self,
-        hidden_size: int,
+        normalized_shape: int | None = None,
         eps: float = 1e-5,
         sequence_parallel: bool = False,
         params_dtype: torch.dtype = torch.float32,
+        hidden_size: int | None = None,
         **unused: Any,
     ) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=params_dtype))
+        width = normalized_shape or hidden_size
+        self.weight = torch.nn.Parameter(torch.ones(width, dtype=params_dtype))
         self.weight.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import contextlib
 
-fp8_autocast = contextlib.nullcontext
+fp8_autocast = fp8_model_init = contextlib.nullcontext
 
 
 class FP8GlobalStateManager:

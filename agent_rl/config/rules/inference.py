@@ -1,4 +1,4 @@
-"""Rules of sampling, lengths, inference servers and sandboxes."""
+"""Rules of sampling, lengths, inference servers and what runs beside the update."""
 
 from __future__ import annotations
 
@@ -6,23 +6,10 @@ from collections.abc import Iterator
 
 from agent_rl.config.objective import replays_rows
 from agent_rl.config.rules.fault import Fault, Rule, untouched
-from agent_rl.config.schema import EngineConfig, RunConfig
-
-_OF_SERVERS = (
-    *("urls", "num_servers", "tensor_parallel", "device", "weight_transfer", "verify_weights"),
-    *("start_timeout_s", "extra_args"),
-)
+from agent_rl.config.schema import SERVERS, RunConfig
 
 
 def _sampling(config: RunConfig) -> Iterator[Fault]:
-    if config.sampling.temperature <= 0:
-        yield (
-            "sampling.temperature",
-            (
-                f"got {config.sampling.temperature}, expected above 0: greedy groups have no "
-                "signal; evaluations have eval.temperature"
-            ),
-        )
     if config.sampling.top_p != 1.0:
         yield (
             "sampling.top_p",
@@ -56,7 +43,7 @@ def _lengths(config: RunConfig) -> Iterator[Fault]:
                 f"({agent.max_tokens}): the longest trajectory must fit one micro-batch"
             ),
         )
-    if config.engine.max_sessions < 1 or config.rollout.concurrency > config.engine.max_sessions:
+    if config.rollout.concurrency > config.engine.max_sessions:
         yield (
             "rollout.concurrency",
             (
@@ -80,22 +67,10 @@ def _servers(config: RunConfig) -> Iterator[Fault]:
             "low precision; give a server a quantised checkpoint instead",
         )
     if engine.kind == "local":
-        where = "engine.kind=sglang and vllm"
-        yield from untouched("engine", engine, EngineConfig(), where, _OF_SERVERS)
+        yield from untouched("engine", engine, SERVERS)
     for url in engine.urls:
         if not url.startswith(("http://", "https://")):
             yield "engine.urls", f"got {url!r}, expected http://HOST:PORT"
-
-
-def _sandbox(config: RunConfig) -> Iterator[Fault]:
-    if config.sandbox.kind == "process" and not config.sandbox.allow_unsafe:
-        yield (
-            "sandbox.kind",
-            (
-                "got process, which isolates nothing: expected bubblewrap, unshare or auto, "
-                "or sandbox.allow_unsafe=true to accept that the policy's code runs as you"
-            ),
-        )
 
 
 def _overlap(config: RunConfig) -> Iterator[Fault]:
@@ -108,10 +83,9 @@ def _overlap(config: RunConfig) -> Iterator[Fault]:
         )
 
 
-ROLLOUT_RULES: tuple[Rule, ...] = (
+INFERENCE_RULES: tuple[Rule, ...] = (
     _sampling,
     _lengths,
     _servers,
-    _sandbox,
     _overlap,
 )

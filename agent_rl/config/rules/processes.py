@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from agent_rl.config.rules.fault import Fault, Rule
@@ -54,11 +53,6 @@ def _workers(config: RunConfig) -> Iterator[Fault]:
             f"got inline for {num_processes(trainer)} processes, expected local or ray: the "
             "driver is one process",
         )
-    if not re.fullmatch(r"local|auto|[^\s:/]+:\d+", trainer.ray_address):
-        yield (
-            "trainer.ray_address",
-            f"got {trainer.ray_address!r}, expected local, auto or HOST:PORT",
-        )
     if trainer.ray_address != "local" and trainer.launcher != "ray":
         yield (
             "trainer.ray_address",
@@ -66,7 +60,7 @@ def _workers(config: RunConfig) -> Iterator[Fault]:
         )
 
 
-PARALLEL_RULES: tuple[Rule, ...] = (
+PROCESS_RULES: tuple[Rule, ...] = (
     _parallel,
     _workers,
 )

@@ -1,4 +1,4 @@
-"""What a run plays: disjoint sets of tasks, and what makes an environment of each of them."""
+"""The protocol of a kind of task: disjoint sets of tasks, and the maker of their environments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _as_they_are(tasks: Sequence[Task]) -> Sequence[Task]:
 
 @dataclass(frozen=True)
 class Environments:
-    """Makes environments; owns the sandboxes that they share.
+    """A maker of environments; owns the sandboxes that they share.
 
     ``admit`` returns the usable ones of some tasks, in their order. It fetches, prepares and
     validates what they need, which may take long. Tasks go through it before ``make``.
