@@ -9,7 +9,7 @@ that are not clean are judged row by row, by one definition.
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -144,6 +144,8 @@ def _check_present(
 
 def _unsigned(rows: NDArray[np.integer]) -> NDArray[np.unsignedinteger]:
     """View ``rows`` as unsigned: a negative id becomes one that is out of range."""
+    if rows.dtype.kind == "u":
+        return cast("NDArray[np.unsignedinteger]", rows)
     return rows.view(np.dtype(rows.dtype.str.replace("i", "u")))
 
 
