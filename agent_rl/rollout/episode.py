@@ -34,7 +34,7 @@ class EpisodeLimits:
 
     max_turns: int
     max_malformed: int  # turns whose action nobody could read
-    malformed_in_a_row: bool = False  # count them from the last readable one on
+    malformed_in_a_row: bool = False  # count from the last readable one on
     max_completion_tokens: int | None = None  # over all turns
     max_seconds: float | None = None  # after the reset
     # Put before the reply to an answer that was cut short; without it such an answer ends the
@@ -42,11 +42,6 @@ class EpisodeLimits:
     cut_notice: str | None = None
     patch_at_limit: bool = False  # an episode that a limit ended hands in what it has
     grade: bool = True  # judge one that ended by itself, with 0 for the others
-
-    @property
-    def malformed_reason(self) -> str:
-        """Stop reason of an episode with too many malformed turns."""
-        return "malformed" if self.malformed_in_a_row else "max_malformed"
 
 
 @dataclass(frozen=True)
@@ -153,108 +148,97 @@ class _TellsWhatIsLeftOut(Protocol):
     def extract(self) -> ExtractedPatch: ...
 
 
+@dataclass(eq=False)
 class _Game:
     """An episode in progress."""
 
-    def __init__(
-        self,
-        make_env: Callable[[], Env],
-        speaker: Speaker,
-        limits: EpisodeLimits,
-        executor: Executor,
-    ) -> None:
-        self._make_env, self._speaker = make_env, speaker
-        self._limits, self._executor = limits, executor
-        self._env: Env | None = None
-        self._observed = ""
-        self._num_malformed = 0
-        self._now = asyncio.get_running_loop().time
-        self._deadline: float | None = None  # by that clock
-        self.episode = Episode()
+    make_env: Callable[[], Env]
+    speaker: Speaker
+    limits: EpisodeLimits
+    executor: Executor
+    episode: Episode = field(default_factory=Episode)
+    env: Env | None = None
+    observed: str = ""
+    num_malformed: int = 0
+    deadline: float | None = None  # by the event loop's clock
 
     async def run(self) -> None:
         """Play until something ends the episode, and judge it."""
         env, first = await self._blocking(self._start)
-        self._observed = first.text
-        if self._limits.max_seconds is not None:
-            self._deadline = self._now() + self._limits.max_seconds
+        self.observed = first.text
+        if self.limits.max_seconds is not None:
+            self.deadline = _now() + self.limits.max_seconds
         ending: _Ending | None = None
         while ending is None:
             ending = self._limit_reached() or await self._turn(env)
         status, stop_reason = ending
-        if status is Status.COMPLETED or self._limits.patch_at_limit:
+        if status is Status.COMPLETED or self.limits.patch_at_limit:
             await self._take_patch(env)
-        reward = await self._grade(env, status) if self._limits.grade else None
+        reward = await self._grade(env, status) if self.limits.grade else None
         self.episode.end(status, stop_reason, reward)
 
     async def release(self) -> None:
         """Give back what the speaker holds and the sandbox, whatever happened."""
         try:
-            await self._speaker.close()
+            await self.speaker.close()
         finally:
-            if self._env is not None:
-                await self._blocking(self._env.close)
+            if self.env is not None:
+                await self._blocking(self.env.close)
 
     def _start(self) -> tuple[Env, Observation]:
         # In one call, so that an environment is known to `release` even when a cancellation comes
         # while it is made.
-        env = self._env = self._make_env()
+        env = self.env = self.make_env()
         return env, env.reset()
 
     def _limit_reached(self) -> _Ending | None:
-        limits, turns = self._limits, self.episode.turns
+        limits, turns = self.limits, self.episode.turns
         if len(turns) >= limits.max_turns:
             return Status.TRUNCATED, "max_turns"
         num_tokens = sum(turn.answer.completion_tokens for turn in turns)
         if limits.max_completion_tokens is not None and num_tokens >= limits.max_completion_tokens:
             return Status.TRUNCATED, "max_completion_tokens"
-        if self._deadline is not None and self._now() >= self._deadline:
+        if self.deadline is not None and _now() >= self.deadline:
             return Status.TRUNCATED, "max_seconds"
         return None
 
     async def _turn(self, env: Env) -> _Ending | None:
         """Play one answer and its reply; return what ended the episode."""
-        started, limits = time.monotonic(), self._limits
+        started, limits = time.monotonic(), self.limits
         answer = await self._answer()
         if not isinstance(answer, Answer):
             return answer
         answered = time.monotonic()
-        if answer.cut_by and limits.cut_notice is None:
-            self._note(answer, Observation(""), answered - started, 0.0)
+        ends_cut = bool(answer.cut_by) and limits.cut_notice is None
+        reply = Observation("") if ends_cut else await self._blocking(env.step, answer.text)
+        seconds = (answered - started, time.monotonic() - answered)
+        self.episode.turns.append(PlayedTurn(answer, reply.text, reply.malformed, *seconds))
+        if ends_cut:
             return Status.TRUNCATED, answer.cut_by
-        reply = await self._blocking(env.step, answer.text)
-        self._note(answer, reply, answered - started, time.monotonic() - answered)
         if reply.done:
             return Status.COMPLETED, reply.stop_reason or "submit"
         if limits.malformed_in_a_row and not reply.malformed:
-            self._num_malformed = 0
-        self._num_malformed += reply.malformed
-        if self._num_malformed >= limits.max_malformed:
-            return Status.TRUNCATED, limits.malformed_reason
-        notice = limits.cut_notice if answer.cut_by else None
-        self._observed = (notice or "") + reply.text
+            self.num_malformed = 0
+        self.num_malformed += reply.malformed
+        if self.num_malformed >= limits.max_malformed:
+            return Status.TRUNCATED, "malformed" if limits.malformed_in_a_row else "max_malformed"
+        notice = limits.cut_notice if answer.cut_by else ""
+        self.observed = f"{notice}{reply.text}"
         return None
 
     async def _answer(self) -> Answer | _Ending:
         """Ask the speaker within what is left of the time."""
-        timer = asyncio.timeout_at(self._deadline)
+        timer = asyncio.timeout_at(self.deadline)
         try:
             async with timer:
-                return await self._speaker.answer(self._observed)
+                return await self.speaker.answer(self.observed)
         except NoRoomError as error:
             return Status.TRUNCATED, error.limit
         except TimeoutError:
-            if not timer.expired() or self._limits.max_seconds is None:
+            if not timer.expired() or self.limits.max_seconds is None:
                 raise
-            self._speaker.time_is_up(self._limits.max_seconds)
+            self.speaker.time_is_up(self.limits.max_seconds)
             return Status.TRUNCATED, "max_seconds"
-
-    def _note(
-        self, answer: Answer, reply: Observation, generate_s: float, environment_s: float
-    ) -> None:
-        self.episode.turns.append(
-            PlayedTurn(answer, reply.text, reply.malformed, generate_s, environment_s)
-        )
 
     async def _take_patch(self, env: Env) -> None:
         if isinstance(env, _TellsWhatIsLeftOut):
@@ -275,9 +259,13 @@ class _Game:
     async def _blocking(self, call: Callable[..., _T], *arguments: str) -> _T:
         """Run an environment call in the executor; a cancelled one is waited for, because an
         environment is used by one thread at a time."""
-        future = asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
+        future = asyncio.get_running_loop().run_in_executor(self.executor, call, *arguments)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             await asyncio.wait({future})
             raise
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

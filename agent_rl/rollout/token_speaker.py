@@ -37,6 +37,7 @@ class TokenSpeaker:
         sampling: of every turn; positions make the draws of different turns independent.
         max_tokens: of the whole sequence, prompt included.
         rows: where routing rows go; None asks for none.
+        opening: said to the model in place of the first observation, unless empty.
     """
 
     def __init__(
@@ -48,9 +49,11 @@ class TokenSpeaker:
         sampling: SamplingParams,
         max_tokens: int,
         rows: RowCapture | None = None,
+        opening: str = "",
     ) -> None:
         self._generator, self._renderer = generator, renderer
         self._session_id, self._max_tokens, self._rows = session_id, max_tokens, rows
+        self._opening = opening
         self._sampling = replace(sampling, stop_token_ids=renderer.stop_token_ids)
         self._token_ids: TokenIds = np.zeros(0, np.int32)
         self._sampled: list[Sampled] = []
@@ -91,7 +94,7 @@ class TokenSpeaker:
 
     def _prompt(self, observed: str) -> TokenIds:
         if not self._sampled:
-            return self._renderer.initial(observed)
+            return self._renderer.initial(self._opening or observed)
         end = closing(self._sampled[-1].completion.token_ids, self._renderer.stop_token_ids)
         news = self._renderer.observation(observed)
         return np.concatenate([self._token_ids, end, news]).astype(np.int32)

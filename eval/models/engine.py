@@ -49,41 +49,31 @@ class EngineChat:
         return None
 
     def speaker(self, episode: str, prompts: Prompts) -> EngineSpeaker:
-        sampling = SamplingParams(
-            temperature=self._temperature,
-            max_new_tokens=self._max_new_tokens,
-            seed=member_seed(self._seed, 0, episode, 0, 0),
-        )
-        speaker = TokenSpeaker(
+        parts = [prompts.user] if self._renders_system else [prompts.system, prompts.user]
+        return EngineSpeaker(
             self._generator,
             self._renderer,
             session_id=episode,
-            sampling=sampling,
+            sampling=SamplingParams(
+                temperature=self._temperature,
+                max_new_tokens=self._max_new_tokens,
+                seed=member_seed(self._seed, 0, episode, 0, 0),
+            ),
             max_tokens=self._max_tokens,
+            opening="\n\n".join(parts),
         )
-        parts = [prompts.user] if self._renders_system else [prompts.system, prompts.user]
-        return EngineSpeaker(speaker, "\n\n".join(parts))
 
     async def aclose(self) -> None:
         await self._generator.aclose()
 
 
-class EngineSpeaker:
-    """A token speaker that opens with the prompts and names trouble as an evaluation does."""
-
-    def __init__(self, speaker: TokenSpeaker, opening: str) -> None:
-        self._speaker, self._opening = speaker, opening
+class EngineSpeaker(TokenSpeaker):
+    """A token speaker whose trouble has an evaluation's names."""
 
     async def answer(self, observed: str) -> Answer:
         try:
-            return await self._speaker.answer(observed if self._speaker.sampled else self._opening)
+            return await super().answer(observed)
         except (NoRoomError, CapacityError) as error:
             raise ContextFullError(str(error)) from error
         except EngineError as error:
             raise ModelError(str(error)) from error
-
-    def time_is_up(self, max_seconds: float) -> None:
-        self._speaker.time_is_up(max_seconds)
-
-    async def close(self) -> None:
-        await self._speaker.close()
