@@ -9,6 +9,8 @@ that are not clean are judged row by row, by one definition.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from importlib import import_module
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -19,7 +21,10 @@ from routing_cache.errors import LayoutError, RowCountError
 from routing_cache.layout import Mask, RowLayout, Rows, expand_mask
 
 try:
-    from routing_cache._kernel import all_rows_good
+    # Loaded by name: whoever reads imports from sources takes a compiled module for the package.
+    all_rows_good: Callable[[Rows, int, int, int], bool] | None = import_module(
+        "routing_cache._kernel"
+    ).all_rows_good
 except ImportError:  # no compiler where the package was installed
     all_rows_good = None
 
