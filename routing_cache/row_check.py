@@ -9,8 +9,9 @@ that are not clean are judged row by row, by one definition.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from importlib import import_module
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -20,7 +21,10 @@ from routing_cache.errors import LayoutError, RowCountError
 from routing_cache.layout import Mask, RowLayout, Rows, expand_mask
 
 try:
-    all_rows_good = import_module("routing_cache._kernel").all_rows_good
+    # Loaded by name: whoever reads imports from sources takes a compiled module for the package.
+    all_rows_good: Callable[[Rows, int, int, int], bool] | None = import_module(
+        "routing_cache._kernel"
+    ).all_rows_good
 except ImportError:  # no compiler where the package was installed
     all_rows_good = None
 
@@ -145,6 +149,8 @@ def _check_present(
 
 def _unsigned(rows: NDArray[np.integer]) -> NDArray[np.unsignedinteger]:
     """View ``rows`` as unsigned: a negative id becomes one that is out of range."""
+    if rows.dtype.kind == "u":
+        return cast("NDArray[np.unsignedinteger]", rows)
     return rows.view(np.dtype(rows.dtype.str.replace("i", "u")))
 
 

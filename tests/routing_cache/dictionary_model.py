@@ -1,4 +1,4 @@
-"""What the cache must know, as dictionaries: one entry a token of every prefix, no sharing at all.
+"""Contents that the cache must have, as dictionaries: one entry per token of every prefix.
 
 A prefix is the bytes of its int32 token ids, a row the bytes of its ids ``[L, K]``.
 """
@@ -25,7 +25,7 @@ def prefix(tokens: bytes, p: int) -> bytes:
 
 
 def snapshot(cache: RoutingCache) -> dict[int, Tree]:
-    """What the cache's trees really hold."""
+    """Contents of the cache's trees."""
     found: dict[int, Tree] = {}
     for version, tree in cache.core.trees.items():
         entries: Tree = {}

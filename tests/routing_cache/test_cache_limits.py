@@ -1,4 +1,4 @@
-"""What must hold at the edges: budgets, damaged files, implausible models, hostile replies."""
+"""Edges: budgets, damaged files, implausible models, hostile replies."""
 
 import hashlib
 import json
@@ -171,7 +171,7 @@ def test_one_changed_id_is_missed_with_odds_near_two_to_the_minus_60() -> None:
 
 
 def _before_last_rounds(mixed: int) -> int:
-    """What stood in the mix right after the second sum came in."""
+    """State of the mix right after the second sum came in."""
     from routing_cache.digest import _MULTIPLIER_1, _MULTIPLIER_2
 
     full = (1 << 64) - 1

@@ -61,7 +61,7 @@ SMALL_BUDGET = 16_000
 
 @dataclass(frozen=True)
 class Answer:
-    """How an engine answers: which rows from where, and in which form."""
+    """Form of an engine's answer: which rows, from where."""
 
     pattern: str
     back: int  # rows before the session's end that come again; many: a full reply
@@ -201,7 +201,7 @@ class CacheMachine(RuleBasedStateMachine):
     def play(
         self, session: LiveSession, keep: int, observed: np.ndarray, sampled: np.ndarray
     ) -> None:
-        """What an agent loop does: the prompt is adopted, then the reply recorded."""
+        """A turn of an agent loop: the prompt is adopted, then the reply recorded."""
         self.adopt(session, keep, observed, None)
         self.record(session, observed[:0], sampled, PLAIN)
 

@@ -90,7 +90,7 @@ def test_the_package_builds_as_a_wheel_of_its_own(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for path in PACKAGE.rglob("*"):
-        if path.is_file() and path.suffix in (".py", ".pyi", ".c", ".md", ".toml", ".typed"):
+        if path.is_file() and path.suffix in (".py", ".c", ".md", ".toml", ".typed"):
             target = source / path.relative_to(PACKAGE)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())

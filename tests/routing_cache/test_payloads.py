@@ -30,7 +30,7 @@ FUZZ = int(os.environ.get("ROUTING_CACHE_EXAMPLES", "0")) or 60
 
 
 def model_rows(num_rows: int) -> np.ndarray:
-    """What a causal model would choose: a function of the position. [R, L=3, K=2] int32"""
+    """Choices of a causal model: a function of the position. [R, L=3, K=2] int32"""
     p = np.arange(num_rows)[:, None, None]
     layer = np.arange(3)[None, :, None]
     return (p * 3 + layer * 2 + np.array([0, 1])) % 8

@@ -75,7 +75,7 @@ def test_digests_of_many_similar_rows_all_differ() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 1000))
 def test_cut_and_joined_ranges_have_the_digest_of_the_whole(parts: list[int], start: int) -> None:
-    """However the rows are cut, and however large the chunks are in which they are hashed."""
+    """Any cut of the rows, and any size of the chunks in which they are hashed."""
     rng = np.random.default_rng(start)
     rows = random_rows(rng, sum(parts), TOY)
     ids = rng.integers(0, 1000, len(rows)).astype(np.int32)

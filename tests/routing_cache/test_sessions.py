@@ -546,7 +546,7 @@ def test_gather_refuses_what_is_not_there() -> None:
 
 
 class TestVerify:
-    """What a trainer must notice when a sample comes in."""
+    """Damage that a trainer must notice when a sample comes in."""
 
     def leases(self) -> tuple[Session, Session]:
         cache = RoutingCache(LAYOUT)
