@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from combinations import Combination
@@ -10,11 +12,12 @@ from launch_ranks import Results
 
 _HEAD = """# Parallel layouts against one process
 
-Written by `make test-parallel`; do not edit. Every row is one training step in float32 on gloo
-processes, with recorded experts that differ from the routers' own choice, in several micro-batches.
-The policy has four layers, the first dense, and eight experts of which two a token: a Qwen3-MoE
-with tied embeddings, or, where a row says so, a DeepSeek-V3 with latent attention, YaRN, a shared
-expert and a selection bias.
+Written by `make test-parallel`; do not edit. Python {python},
+Megatron-core {megatron}, torch {torch}.
+Every row is one training step in float32 on gloo processes, with recorded experts that differ from
+the routers' own choice, in several micro-batches. The policy has four layers, the first dense, and
+eight experts of which two a token: a Qwen3-MoE with tied embeddings, or, where a row says so, a
+DeepSeek-V3 with latent attention, YaRN, a shared expert and a selection bias.
 
 - gradient error: largest over all parameters of |g - g'| / |g'|, g' from transformers' model in one
   process with the same experts forced on it; 1e-5 is the limit
@@ -37,4 +40,9 @@ def write_table(path: Path, combinations: Sequence[Combination], results: Result
             f"| {'ok' if found['marker_ok'] else 'WRONG'} | {found['replayed_fraction']:.0%} "
             f"| {found['wrong_sets']} |"
         )
-    path.write_text(_HEAD + "\n".join(lines) + "\n")
+    head = _HEAD.format(
+        python=platform.python_version(),
+        megatron=version("megatron-core"),
+        torch=version("torch").partition("+")[0],
+    )
+    path.write_text(head + "\n".join(lines) + "\n")
