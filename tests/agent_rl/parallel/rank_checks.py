@@ -44,11 +44,13 @@ LR, EPS = 1e-2, 1e-2  # a large eps: the update is smooth in the gradient, zero 
 
 
 def run_config(trainer: dict[str, Any], *, replay: Any = "r3", lr: float = LR) -> RunConfig:
+    optim = OptimConfig(eps=EPS, clip_grad=1e9)
+    object.__setattr__(optim, "lr", lr)  # 0 too, which a configuration refuses
     return RunConfig(
         trainer=TrainerConfig(num_threads=1, micro_batch_tokens=64, **trainer),
         routing=RoutingConfig(replay=replay, max_missing_fraction=1.0),
         algorithm=AlgorithmConfig(num_mini_steps=1),
-        optim=OptimConfig(lr=lr, eps=EPS, clip_grad=0.0),
+        optim=optim,
         train=TrainConfig(steps=10),
     )
 
