@@ -107,7 +107,7 @@ class EvalFolder:
         save_record(self._episode_file(record.sample, record.task_id), record)
 
     def episode(self, sample: int, instance_id: str) -> EpisodeRecord | None:
-        """What was recorded; None where nothing was, or it was cut short."""
+        """Return the record; None where there is none, or it was cut short."""
         try:
             return load_record(self._episode_file(sample, instance_id))
         except RecordError:

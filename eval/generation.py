@@ -27,7 +27,7 @@ FillPrompts = Callable[[SweBenchRow], Prompts]
 
 @dataclass(frozen=True)
 class GenerationParts:
-    """What episodes are played with."""
+    """The parts that episodes are played with."""
 
     model: Model
     make_env: EnvFactory

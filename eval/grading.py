@@ -106,7 +106,7 @@ def _harvest(
     store: GradeStore,
     redo: set[Outcome],
 ) -> Grade | None:
-    """What a killed run had already graded; everything that cannot be used is dropped."""
+    """Return what a killed run had already graded; drop everything that cannot be used."""
     found = harness.read(row, prediction)
     if found is None or found.outcome in redo:
         harness.forget(prediction)

@@ -36,7 +36,7 @@ _POLL_S = 1.0
 
 @dataclass(frozen=True)
 class HarnessOptions:
-    """How the harness is run. ``python`` may belong to another environment, for example one with
+    """Options of the harness. ``python`` may belong to another environment, for example one with
     swebench 4.x for classic rows; empty is this one."""
 
     python: str = ""
@@ -211,7 +211,7 @@ def check_harness(options: HarnessOptions) -> str:
 
 
 def check_docker() -> None:
-    """Whether the docker command reaches a daemon. Raises HarnessError."""
+    """Check that the docker command reaches a daemon. Raises HarnessError."""
     _docker("version", "--format", "{{.Server.Version}}")
 
 

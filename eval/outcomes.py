@@ -1,4 +1,4 @@
-"""What became of an instance: seven outcomes that add up to what was asked for."""
+"""Outcomes of an instance: seven, which add up to what was asked for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Counts:
-    """How often each outcome occurred; ``total`` is what was asked for."""
+    """The count of each outcome; ``total`` is what was asked for."""
 
     by_outcome: Mapping[Outcome, int]
 

@@ -1,4 +1,4 @@
-"""Predictions: one patch an instance, as JSON lines that every SWE-bench tool reads and writes."""
+"""Predictions: one patch per instance, as JSON lines that every SWE-bench tool reads and writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Prediction:
 
     @property
     def is_text(self) -> bool:
-        """Whether the harness can write it: it takes UTF-8 only."""
+        """Tell whether the harness can write it: it takes UTF-8 only."""
         return _encodes(self.patch)
 
     @property
@@ -66,7 +66,7 @@ def read_predictions(file: Path) -> dict[str, Prediction]:
         if known != prediction:
             raise PredictionsError(
                 f"{file} {place}: {prediction.instance_id} appears twice with different patches;"
-                " expected one prediction an instance (further samples go to files of their own)"
+                " expected one prediction per instance (further samples go to files of their own)"
             )
     return found
 

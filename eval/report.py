@@ -1,4 +1,4 @@
-"""What an evaluation found: counts that add up, rates with their uncertainty, costs."""
+"""Findings of an evaluation: counts that add up, rates with their uncertainty, costs."""
 
 from __future__ import annotations
 

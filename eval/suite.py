@@ -42,7 +42,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Finished:
-    """What a run leaves for a person."""
+    """The results that a run leaves for a person."""
 
     report: Report
     folder: Path
@@ -75,7 +75,7 @@ def run_suite(config: SuiteConfig, observer: Observer) -> Finished:
 def grade_elsewhere(
     config: SuiteConfig, predictions: Sequence[Path], observer: Observer
 ) -> Finished:
-    """Grade predictions made by another tool: one file a sample. Raises PredictionsError."""
+    """Grade predictions made by another tool: one file per sample. Raises PredictionsError."""
     rows = suite_rows(config)
     version = check_harness(harness_options(config.grading))
     read = [read_predictions(file) for file in predictions]
@@ -286,7 +286,7 @@ def refuse_classic(rows: Sequence[SweBenchRow], version: str) -> None:
 
 
 def check_architecture(config: SuiteConfig, rows: Sequence[SweBenchRow]) -> str:
-    """What the report says about emulation. Raises HarnessError unless it is allowed."""
+    """Return what the report says about emulation. Raises HarnessError unless it is allowed."""
     foreign = foreign_images(name for row in rows for name in row.images)
     if not foreign:
         return ""
@@ -300,7 +300,7 @@ def check_architecture(config: SuiteConfig, rows: Sequence[SweBenchRow]) -> str:
 
 
 def harness_options(config: GradingConfig) -> HarnessOptions:
-    """How the harness is run."""
+    """Return the options of the harness that ``config`` asks for."""
     return HarnessOptions(config.python, config.num_workers, config.timeout_s)
 
 

@@ -104,14 +104,14 @@ def _check_images(out: Path, docker_url: str, workers: int) -> ImageReport:
 
 
 def show_images(report: ImageReport, console: Console) -> None:
-    """What held inside the images."""
+    """Print what held inside the images."""
     console.print(f"in their images: {len(report.kept)} kept, {len(report.refused)} refused")
     for image, reason in report.refused.items():
         console.print(f"refused: {image}: {reason}", highlight=False, soft_wrap=True)
 
 
 def show_made(report: MakeReport, out: Path, console: Console) -> None:
-    """What became of every bug: kept and refused add up to tried."""
+    """Print what became of every bug: kept and refused add up to tried."""
     console.print(f"{report.repository}: {report.num_tests} tests, {report.seconds:,.0f} s")
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("bugs")
@@ -151,7 +151,7 @@ def show_next(out: Path, num_kept: int, base_image: str | None, console: Console
 
 
 def train_command(out: Path) -> str:
-    """How to train on a made folder; every key that its tasks need."""
+    """Return the command that trains on a made folder, with every key that its tasks need."""
     keys = ("tasks.kind=r2e_gym", f"tasks.rows={out / 'r2e_gym.jsonl'}")
     more = ("tasks.heldout_fraction=0.2", "sandbox.kind=docker", "agent.renderer=chat_template")
     return command_line("agent-rl", "train", TRAIN_CONFIG, *keys, *more)

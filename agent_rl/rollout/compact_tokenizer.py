@@ -1,4 +1,4 @@
-"""A word-level tokenizer for the tiny embedded policy: one word, number or operator a token.
+"""A word-level tokenizer for the tiny embedded policy: one word, number or operator per token.
 
 Text is split by ``WORD_PATTERN`` and decoded by joining with single spaces, so spacing is lost on
 purpose and newlines are tokens. It is stored as an ordinary ``tokenizer.json`` beside the weights.

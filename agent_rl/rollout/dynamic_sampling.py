@@ -25,7 +25,7 @@ from envs.base import Task
 
 
 class Collector(Protocol):
-    """Rolls out ``group_size`` trajectories a task, all with the engine's current weights.
+    """Rolls out ``group_size`` trajectories per task, all with the engine's current weights.
 
     ``first_group`` numbers the groups where a step collects more than once.
     """

@@ -30,7 +30,7 @@ _Ending = tuple[Status, str]  # status and stop reason
 
 @dataclass(frozen=True)
 class EpisodeLimits:
-    """When an episode is stopped, and what becomes of it then."""
+    """The limits at which an episode is stopped, and what becomes of it then."""
 
     max_turns: int
     max_malformed: int  # turns whose action nobody could read

@@ -25,7 +25,7 @@ from routing_cache import RoutingCache
 
 @dataclass(frozen=True)
 class CollectProgress:
-    """How far a step's rollout is. ``num_skipped`` is known when everything is finished."""
+    """The progress of a step's rollout. ``num_skipped`` is known when everything is finished."""
 
     num_finished: int
     num_total: int
@@ -90,7 +90,7 @@ class GroupCollector:
             )
 
     async def __call__(self, tasks: Sequence[Task], step: int, first_group: int = 0) -> list[Group]:
-        """Roll out one group a task, in order, every member present; failed ones have no reward.
+        """Roll out one group per task, in order, every member present; failed ones have no reward.
 
         Groups with too few valid members are returned too (counted as skipped in the last
         progress): who learns from what is decided later, and what failed stays visible.

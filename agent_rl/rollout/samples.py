@@ -43,7 +43,7 @@ def build_samples(groups: Sequence[Group], config: RunConfig) -> list[TrainSampl
 
 
 def has_signal(group: Group, min_valid_members: int) -> bool:
-    """Whether a group teaches: enough valid members, whose rewards differ by more than rounding."""
+    """Tell whether a group has enough valid members, whose rewards differ by more than rounding."""
     rewards = np.array([_reward(t) for t in group.valid], np.float64)
     return len(rewards) >= min_valid_members and bool(centred(rewards).any())
 

@@ -28,7 +28,7 @@ class RoutingCounter:
     """Collects the counts of one rank; mutated by ``begin`` and ``add``.
 
     Sums stay on the routers' device until ``counts`` asks: reading one a layer would make a GPU
-    wait for its queue a layer.
+    wait for its queue per layer.
     """
 
     def __init__(self, layers: Sequence[int], num_experts: int) -> None:

@@ -67,7 +67,7 @@ def save_record(file: Path, record: EpisodeRecord) -> None:
 
 
 def load_record(file: Path) -> EpisodeRecord:
-    """What ``save_record`` wrote. Raises RecordError."""
+    """Read the record that ``save_record`` wrote. Raises RecordError."""
     try:
         fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         turns = tuple(TurnRecord(**turn) for turn in fields.pop("turns"))
