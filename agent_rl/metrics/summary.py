@@ -55,7 +55,7 @@ class Summary:
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Summary:
-        """Read the text that ``to_json`` gave. Raises ``TypeError`` when a field without default is absent."""
+        """Read what ``to_json`` gave. Raises ``TypeError`` when a required field is absent."""
         return cls(**{field.name: tree[field.name] for field in fields(cls) if field.name in tree})
 
 

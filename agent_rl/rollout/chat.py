@@ -32,7 +32,7 @@ class Renderer(Protocol):
         ...
 
     def observation(self, text: str) -> TokenIds:
-        """Return the ids after a completion that ended with a stop token ``[T]``: the closing of its
+        """Return the ids ``[T]`` after a completion that ended with a stop token: the closing of its
         block, the reply, and the opening of the next completion."""
         ...
 
@@ -103,7 +103,7 @@ def strip_stop(completion: TokenIds, stop_token_ids: tuple[int, ...]) -> TokenId
 
 
 def closing(completion: TokenIds, stop_token_ids: tuple[int, ...]) -> TokenIds:
-    """Return the end of the block of a ``completion`` ``[N]`` before the next: nothing after a stop
+    """Return the ids that end the block of a ``completion`` ``[N]``: none after a stop
     token; one of them after any other end, such as a limit or a stop that is the server's own."""
     closed = len(completion) > 0 and int(completion[-1]) in stop_token_ids
     return np.array([] if closed else stop_token_ids[:1], dtype=np.int32)

@@ -31,7 +31,7 @@ _CUT_MARK = "\n[… tokens left out …]\n"
 
 @dataclass(frozen=True)
 class TemplateReport:
-    """Proof that later renderings extend what the model saw and said; ``rewrites`` is where not."""
+    """The check that later renderings extend what was seen and said; ``rewrites`` says where not."""
 
     rewrites: tuple[str, ...]
 

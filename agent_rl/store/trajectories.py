@@ -119,5 +119,5 @@ def _json(details: Mapping[str, str | int | float]) -> str:
 
 
 def _plain(value: object) -> object:
-    """Make words of an agent or a broken sandbox fit for a file: a step is always written."""
+    """Return text fit for the file: what an agent or sandbox said must not stop the writing."""
     return unicode_only(value) if isinstance(value, str) else value

@@ -1,7 +1,7 @@
 """Engines of low precision, simulated: values are rounded as a quantised kernel rounds them.
 
 ``fp8_simulated`` stands for the usual W8A8 engine: weights in e4m3 with one float32 scale an output
-channel, activations in e4m3 with one scale per token, taken from the token itself (dynamic). Both are
+channel, activations in e4m3 with one scale per token, taken from that token (dynamic). Both are
 rounded, multiplied in float32 and the product is rounded to bfloat16, which is what an fp8 kernel
 with a float32 accumulator computes. ``int4_simulated`` rounds weights alone (W4A16): symmetric, one
 scale for 32 inputs of an output channel.
