@@ -32,8 +32,8 @@ class Renderer(Protocol):
         ...
 
     def observation(self, text: str) -> TokenIds:
-        """Return the ids ``[T]`` after a completion that ended with a stop token: the closing of its
-        block, the reply, and the opening of the next completion."""
+        """Return the ids ``[T]`` after a completion that ended with a stop token: the closing of
+        its block, the reply, and the opening of the next completion."""
         ...
 
     def parse(self, completion: TokenIds) -> str:

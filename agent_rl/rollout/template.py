@@ -31,7 +31,7 @@ _CUT_MARK = "\n[… tokens left out …]\n"
 
 @dataclass(frozen=True)
 class TemplateReport:
-    """The check that later renderings extend what was seen and said; ``rewrites`` says where not."""
+    """The check that later renderings extend what was seen and said; ``rewrites``: where not."""
 
     rewrites: tuple[str, ...]
 

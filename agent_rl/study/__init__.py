@@ -1,1 +1,1 @@
-"""Experiments of many runs, resumable, one folder a run."""
+"""Experiments of many runs, resumable, one folder per run."""

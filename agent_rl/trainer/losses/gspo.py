@@ -1,4 +1,4 @@
-"""GSPO: one importance ratio a sequence."""
+"""GSPO: one importance ratio per sequence."""
 
 from __future__ import annotations
 
