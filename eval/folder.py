@@ -10,17 +10,17 @@ import fcntl
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
 
 import yaml
 
+from agent_rl.run.resume import leaves
 from agent_rl.store.run_folder import write_aside
 from agent_rl.view.record import EpisodeRecord, RecordError, load_record, save_record
 from eval.config import SuiteConfig
 from eval.errors import RunMismatchError
+from eval.predictions import Prediction, read_predictions
 
 # What a resumed run may change: how fast it goes, how it is judged, and how many tries there are.
 _FREE = (
@@ -65,12 +65,12 @@ class EvalFolder:
         Raises RunMismatchError naming the keys in which a run that is there differs.
         """
         file = self.path / "config.yaml"
-        wanted = cast("dict[str, Any]", _plain(asdict(config)))
+        wanted = json.loads(json.dumps(asdict(config)))  # tuples as the lists that YAML gives back
         if not file.is_file():
             write_aside(file, yaml.safe_dump(wanted, sort_keys=False).encode())
             return False
-        held = dict(_leaves(yaml.safe_load(file.read_text(encoding="utf-8"))))
-        asked = dict(_leaves(wanted))
+        held = dict(leaves(yaml.safe_load(file.read_text(encoding="utf-8"))))
+        asked = dict(leaves(wanted))
         differing = [
             f"{key}: got {asked.get(key)!r}, the run has {held.get(key)!r}"
             for key in sorted(held.keys() | asked.keys())
@@ -97,6 +97,11 @@ class EvalFolder:
     def predictions_file(self, sample: int) -> Path:
         return self.sample(sample) / "predictions.jsonl"
 
+    def predictions(self, sample: int) -> dict[str, Prediction]:
+        """Return the predictions made so far, by instance. Raises PredictionsError."""
+        file = self.predictions_file(sample)
+        return read_predictions(file) if file.is_file() else {}
+
     def grades(self, sample: int) -> Path:
         return self.sample(sample) / "grades"
 
@@ -115,17 +120,3 @@ class EvalFolder:
 
     def _episode_file(self, sample: int, instance_id: str) -> Path:
         return self.sample(sample) / "episodes" / f"{instance_id}.json"
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in cast("Mapping[str, object]", value).items()}
-    return list(cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

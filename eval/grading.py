@@ -15,9 +15,10 @@ from typing import Any
 from agent_rl.store.run_folder import write_aside
 from envs.tasks.swebench import SweBenchRow
 from eval.errors import PredictionsError
-from eval.harness import Grade, Harness, Progress, row_digest
+from eval.harness import Harness, Progress, row_digest
 from eval.outcomes import Outcome
 from eval.predictions import Prediction
+from eval.verdicts import Grade
 
 NOT_TEXT = "the patch is not UTF-8 text, which the harness cannot take"
 

@@ -46,9 +46,13 @@ class Prediction:
 
 
 def patch_text(patch: bytes) -> str:
-    """Patch bytes as text that comes back byte for byte; one newline ends it, nothing is cut."""
-    text = patch.decode("utf-8", "surrogateescape")
-    return text if not text or text.endswith("\n") else f"{text}\n"
+    """Return patch bytes as text that comes back byte for byte, ended by a newline."""
+    return end_with_newline(patch.decode("utf-8", "surrogateescape"))
+
+
+def end_with_newline(patch: str) -> str:
+    """Add the last newline where it is missing; an empty patch stays empty."""
+    return patch if not patch or patch.endswith("\n") else f"{patch}\n"
 
 
 def read_predictions(file: Path) -> dict[str, Prediction]:

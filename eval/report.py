@@ -13,8 +13,8 @@ from agent_rl.store.run_folder import write_aside
 from agent_rl.types import Status
 from agent_rl.view.record import EpisodeRecord
 from envs.tasks.swebench import SweBenchRow
-from eval.harness import Grade
 from eval.outcomes import Counts, Outcome
+from eval.verdicts import Grade
 
 
 @dataclass(frozen=True)

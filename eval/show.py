@@ -11,9 +11,9 @@ from rich.text import Text
 from agent_rl.store.run_folder import write_aside
 from agent_rl.view.pages import IndexEntry, Verdict, episode_page, index_page
 from agent_rl.view.record import EpisodeRecord
-from eval.harness import Grade
 from eval.outcomes import Outcome
 from eval.report import Report, Result
+from eval.verdicts import Grade
 
 
 def print_report(report: Report, console: Console) -> None:
