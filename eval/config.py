@@ -1,100 +1,108 @@
-"""The configuration of an evaluation: frozen dataclasses with their defaults."""
+"""The configuration of an evaluation: every key with its type, range, default and meaning."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from agent_rl.config.declaring import key, section
 from agent_rl.config.reading import read_config
-from envs.actions import FORMATS, TOOL_SETS, load_prompts
+from agent_rl.config.rules.fault import Fault, untouched
+from envs.actions import load_prompts
 from envs.errors import TaskError
 
-Fault = tuple[str, str]
-
-
-@dataclass(frozen=True)
-class DatasetConfig:
-    """Which instances. ``source`` is a file, a folder, or ``verified``, ``lite``, ``full``."""
-
-    source: str = "verified"
-    split: str = "test"
-    instance_ids: tuple[str, ...] = ()  # empty is all
-    max_instances: int = 0  # the first so many; 0 is all
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Who answers. ``openai``: any OpenAI-compatible endpoint. ``scripted``: fixed replies from a
-    JSON file. ``engine``: one of our engines, as the training configuration ``engine`` names it."""
-
-    kind: Literal["openai", "scripted", "engine"] = "openai"
-    name: str = ""  # as the endpoint calls it; also the name in the predictions
-    base_url: str = "http://localhost:8000/v1"
-    api_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key
-    temperature: float = 0.0
-    top_p: float = 1.0
-    max_new_tokens: int = 8192  # of one reply
-    timeout_s: float = 900.0
-    max_retries: int = 8
-    keep_thinking: bool = False  # whether <think> blocks of earlier turns are sent again
-    script: str = ""
-    engine: str = ""
-
-
-# Which of them a kind reads; what nobody reads must have its default.
-_READ = {
-    "openai": frozenset(
-        (
-            *("kind", "name", "base_url", "api_key_env", "temperature", "top_p"),
-            *("max_new_tokens", "timeout_s", "max_retries", "keep_thinking"),
-        )
-    ),
-    "scripted": frozenset(("kind", "name", "script")),
-    "engine": frozenset(("kind", "name", "temperature", "max_new_tokens", "engine")),
+# When some keys are read.
+_OPENAI = "model.kind=openai"
+_SCRIPTED = "model.kind=scripted"
+_ENGINE = "model.kind=engine"
+_SAMPLED = "model.kind=openai and engine"
+_NOT_READ = {
+    "openai": (_SCRIPTED, _ENGINE),
+    "scripted": (_OPENAI, _ENGINE, _SAMPLED),
+    "engine": (_OPENAI, _SCRIPTED),
 }
 
 
-@dataclass(frozen=True)
+@section
+class DatasetConfig:
+    """Which instances are solved."""
+
+    source: str = key("verified", "a file, a folder, or verified, lite or full")
+    split: str = key("test", "which split of a data set")
+    instance_ids: tuple[str, ...] = key((), "instances to solve; empty is all")
+    max_instances: NonNegativeInt = key(0, "solve the first so many; 0 is all")
+
+
+@section
+class ModelConfig:
+    """Who answers.
+
+    ``openai``: any OpenAI-compatible endpoint. ``scripted``: fixed replies from a JSON file.
+    ``engine``: one of our engines, as the training configuration ``engine`` names it.
+    """
+
+    kind: Literal["openai", "scripted", "engine"] = key("openai", "who answers, see above")
+    name: str = key("", "as the endpoint calls it; also the name in the predictions")
+    base_url: str = key("http://localhost:8000/v1", "the endpoint", only_for=_OPENAI)
+    api_key_env: str = key(
+        "OPENAI_API_KEY", "environment variable that holds the key", only_for=_OPENAI
+    )
+    temperature: NonNegativeFloat = key(0.0, "0 takes the likeliest token", only_for=_SAMPLED)
+    top_p: PositiveFloat = key(1.0, "1 is off", le=1, only_for=_OPENAI)
+    max_new_tokens: PositiveInt = key(8192, "tokens of one reply", le=1 << 24, only_for=_SAMPLED)
+    timeout_s: PositiveFloat = key(900.0, "time for one reply", only_for=_OPENAI)
+    max_retries: NonNegativeInt = key(8, "further tries of one reply", le=1000, only_for=_OPENAI)
+    keep_thinking: bool = key(False, "send <think> blocks of earlier turns again", only_for=_OPENAI)
+    script: str = key("", "a JSON file of replies", only_for=_SCRIPTED)
+    engine: str = key("", "a training configuration, for its engine and policy", only_for=_ENGINE)
+
+
+@section
 class AgentLoopConfig:
     """How the agent works and when it is stopped."""
 
-    prompts: str = "swe"  # a name that ships, or a file
-    action_format: str = "r2e_xml"
-    tools: str = "r2e"
-    max_turns: int = 100
-    max_completion_tokens: int = 200_000  # over the whole episode
-    max_seconds: float = 3600.0
-    max_malformed: int = 5  # turns in a row without a usable call
-    patch_at_limit: bool = True  # an episode that a limit ends hands in what it has
+    prompts: str = key("swe", "a name that ships with envs.actions, or a file")
+    action_format: Literal["r2e_xml", "hermes_json", "bash_block"] = key(
+        "r2e_xml", "how an action is written"
+    )
+    tools: Literal["r2e", "shell"] = key("r2e", "the tools of the agent; bash_block needs shell")
+    max_turns: PositiveInt = key(100, "turns of one episode", le=10_000)
+    max_completion_tokens: PositiveInt = key(200_000, "tokens sampled in one episode")
+    max_seconds: PositiveFloat = key(3600.0, "wall clock of one episode")
+    max_malformed: PositiveInt = key(5, "turns in a row without a usable call", le=10_000)
+    patch_at_limit: bool = key(True, "hand in what an episode has that a limit ends")
 
 
-@dataclass(frozen=True)
+@section
 class ContainerConfig:
     """The container in which an agent works."""
 
-    memory_bytes: int = 4 << 30
-    cpus: float = 2.0
-    max_processes: int = 512
-    disk_bytes: int = 8 << 30
-    command_timeout_s: float = 90.0
-    max_observation_chars: int = 16_000
-    allow_emulation: bool = False  # images of another architecture: slow, and time-outs follow
+    memory_bytes: PositiveInt = key(4 << 30, "memory of one container")
+    cpus: PositiveFloat = key(2.0, "CPUs of one container")
+    max_processes: PositiveInt = key(512, "processes of one container")
+    disk_bytes: PositiveInt = key(8 << 30, "what one container may write")
+    command_timeout_s: PositiveFloat = key(90.0, "wall clock of one command of the agent")
+    max_observation_chars: PositiveInt = key(16_000, "longest reply of a command", le=100_000_000)
+    allow_emulation: bool = key(
+        False, "run images of another architecture: slow, and time-outs follow"
+    )
 
 
-@dataclass(frozen=True)
+@section
 class GradingConfig:
     """The official harness."""
 
-    python: str = ""  # an interpreter that has swebench; empty is this one
-    num_workers: int = 4
-    timeout_s: int = 1800  # of one instance's tests
-    redo_timeouts: bool = False  # on resume
+    python: str = key("", "an interpreter that has swebench; empty is this one")
+    num_workers: PositiveInt = key(4, "instances graded at a time", le=1024)
+    timeout_s: PositiveInt = key(1800, "wall clock of one instance's tests")
+    redo_timeouts: bool = key(False, "grade again what timed out, on resume")
 
 
-@dataclass(frozen=True)
+@section
 class SuiteConfig:
     """A whole evaluation run.
 
@@ -103,11 +111,20 @@ class SuiteConfig:
         'verified'
     """
 
-    name: str = "swebench"
-    run_root: str = "runs/eval"
-    samples: int = 1  # tries for each instance; pass@k is reported up to this k
-    num_workers: int = 4  # episodes at a time
-    max_consecutive_failures: int = 10  # infrastructure failures in a row that stop the run
+    name: str = key(
+        "swebench",
+        "the run's folder is run_root/name",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        expected="letters, digits, '_', '.' and '-'",
+    )
+    run_root: str = key("runs/eval", "where run folders go")
+    samples: PositiveInt = key(
+        1, "tries for each instance; pass@k is reported up to this k", le=16_384
+    )
+    num_workers: PositiveInt = key(4, "episodes at a time", le=4096)
+    max_consecutive_failures: PositiveInt = key(
+        10, "infrastructure failures in a row that stop the run"
+    )
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     agent: AgentLoopConfig = field(default_factory=AgentLoopConfig)
@@ -121,48 +138,20 @@ def load_suite(path: str | Path, overrides: Sequence[str] = ()) -> SuiteConfig:
 
 
 def check_suite(config: SuiteConfig) -> Iterator[Fault]:
-    """Faults between keys, before anything is started."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", config.name):
-        yield "name", f"got {config.name!r}, expected letters, digits, '_', '.' and '-'"
-    yield from _positive(config)
+    """Yield faults between keys, before anything is started."""
     model, agent = config.model, config.agent
     needed = {"openai": "name", "scripted": "script", "engine": "engine"}[model.kind]
     if not getattr(model, needed):
         yield f"model.{needed}", f"got nothing, expected a value for model.kind={model.kind}"
-    for key in ("script", "engine"):
-        value = getattr(model, key)
-        if model.kind.startswith(key) and value and not Path(value).is_file():
-            yield f"model.{key}", f"no such file: got {value!r}"
-    for key, value in vars(model).items():
-        default = getattr(ModelConfig(), key)
-        if key not in _READ[model.kind] and value != default:
-            readers = " and ".join(kind for kind, keys in _READ.items() if key in keys)
-            yield (
-                f"model.{key}",
-                f"got {value!r}, expected {default!r}: only read for model.kind={readers}",
-            )
-    if not 0 < model.top_p <= 1 or model.temperature < 0:
-        yield "model.top_p", f"got {model.top_p} at temperature {model.temperature}"
-    if agent.action_format not in FORMATS:
-        yield "agent.action_format", f"got {agent.action_format!r}, expected one of {list(FORMATS)}"
-    if agent.tools not in TOOL_SETS:
-        yield "agent.tools", f"got {agent.tools!r}, expected one of {list(TOOL_SETS)}"
+    for name in ("script", "engine"):
+        value = getattr(model, name)
+        if model.kind.startswith(name) and value and not Path(value).is_file():
+            yield f"model.{name}", f"no such file: got {value!r}"
+    for where in _NOT_READ[model.kind]:
+        yield from untouched("model", model, where)
     if agent.action_format == "bash_block" and agent.tools != "shell":
         yield "agent.tools", f"got {agent.tools!r}, expected shell with bash_block actions"
     try:
         load_prompts(agent.prompts)
     except TaskError as error:
         yield "agent.prompts", str(error)
-
-
-def _positive(config: SuiteConfig) -> Iterator[Fault]:
-    sections = {"": config, "model.": config.model, "agent.": config.agent}
-    sections |= {"container.": config.container, "grading.": config.grading}
-    may_be_zero = {"model.temperature", "model.max_retries"}
-    for prefix, section in sections.items():
-        for key, value in vars(section).items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if is_number and (value < 0 or (value == 0 and prefix + key not in may_be_zero)):
-                yield prefix + key, f"got {value}, expected more than 0"
-    if config.dataset.max_instances < 0:
-        yield "dataset.max_instances", f"got {config.dataset.max_instances}, expected 0 or more"

@@ -16,7 +16,7 @@ from typing import Protocol
 from agent_rl.store.run_folder import write_aside
 from envs.tasks.swebench import SweBenchRow
 from eval.config import GradingConfig
-from eval.docker_command import docker
+from eval.docker_command import check_docker, docker
 from eval.errors import HarnessError
 from eval.predictions import Prediction, write_predictions
 from eval.verdicts import Grade, read_or_empty, read_verdict

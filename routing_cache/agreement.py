@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from routing_cache.layout import RowLayout, Rows
+from routing_cache.layout import RowLayout, Rows, missing_rows
 from routing_cache.row_check import check_rows
 
 MIN_SHARED = 0.75
@@ -45,7 +45,7 @@ def compare_again(
     """
     came = layout.canonical(again)
     check = check_rows(came, layout)
-    silent = known[:, 0, 0] == layout.missing
+    silent = missing_rows(known, layout.missing)
     for mask in (check.bad, check.missing):
         if mask is not None:
             silent = silent | mask

@@ -16,12 +16,12 @@ import json
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from routing_cache.batch_writer import pack
 from routing_cache.bench_timing import Figure, paired, summary, thread_ns
@@ -33,11 +33,11 @@ from routing_cache.bench_workload import (
     PROMPT_TOKENS,
     SEED,
     TURN_ROWS,
-    Reply,
     make_rows,
     make_tokens,
     play,
     prompt_tokens,
+    recording,
     replies,
 )
 from routing_cache.cache import RoutingCache
@@ -237,32 +237,12 @@ def append_rounds(*, digest: bool) -> Iterator[tuple[Callable[[], object], Calla
         session.adopt(prompt_tokens())
         at = 0
         for turn, (reply, copy) in enumerate(zip(pool, copies, strict=True)):
-            start = session.num_rows
-            skipped = len(reply.rows) - (session.num_tokens + len(reply.new_token_ids) - 1 - start)
-            place = target[at : at + len(copy)]
-            at += len(copy)
-
-            def append(
-                reply: Reply = reply,
-                start: int = start,
-                skipped: int = skipped,
-                s: Session = session,
-            ) -> None:
-                s.record(
-                    reply.new_token_ids,
-                    reply.rows[skipped:],
-                    start=start,
-                    weight_version=1,
-                    num_prefill=max(0, reply.num_prefill - skipped),
-                )
-
-            def memcpy(place: NDArray[np.uint8] = place, copy: Rows = copy) -> None:
-                np.copyto(place, copy)
-
+            append = recording(session, reply)
             if turn == 0:
                 append()
             else:
-                yield append, memcpy
+                yield append, partial(np.copyto, target[at : at + len(copy)], copy)
+            at += len(copy)
 
 
 def digest_rounds() -> Iterator[tuple[Callable[[], object], Callable[[], object]]]:
@@ -273,14 +253,9 @@ def digest_rounds() -> Iterator[tuple[Callable[[], object], Callable[[], object]
     for number in range(4 * len(pool)):
         reply, copy = pool[number % len(pool)], copies[number % len(pool)]
         place = target[number * TURN_ROWS : (number + 1) * TURN_ROWS]
-
-        def digest(reply: Reply = reply) -> None:
-            digester.rows(reply.rows, reply.new_token_ids, start=6_000, weight_version=1)
-
-        def memcpy(place: NDArray[np.uint8] = place, copy: Rows = copy) -> None:
-            np.copyto(place, copy)
-
-        yield digest, memcpy
+        tokens = reply.new_token_ids
+        digest = partial(digester.rows, reply.rows, tokens, start=6_000, weight_version=1)
+        yield digest, partial(np.copyto, place, copy)
 
 
 VIEW_REPEATS = 16

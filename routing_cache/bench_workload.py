@@ -6,13 +6,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from routing_cache.cache import RoutingCache
 from routing_cache.layout import RowLayout, Rows, TokenIds
+from routing_cache.row_check import expected_rows
 from routing_cache.session import Session
 
 LAYOUT = RowLayout(48, tuple(range(48)), num_experts=128, moe_top_k=8)
@@ -61,20 +63,25 @@ def prompt_tokens() -> TokenIds:
     return make_tokens(np.random.default_rng([SEED, 0]), PROMPT_TOKENS)
 
 
+def recording(session: Session, reply: Reply, turn: int = 0) -> Callable[[], None]:
+    """Prepare the call that records ``reply``, without rows that the session knows."""
+    start = session.num_rows
+    skipped = len(reply.rows) - expected_rows(session.num_tokens + len(reply.new_token_ids), start)
+    return partial(
+        session.record,
+        reply.new_token_ids,
+        reply.rows[skipped:],
+        start=start,
+        weight_version=1,
+        num_prefill=max(0, reply.num_prefill - skipped),
+        turn=turn,
+    )
+
+
 def play(cache: RoutingCache, member: int) -> Session:
     """Run one sample through the cache as an agent loop does."""
     session = cache.session(1, engine="bench")
     session.adopt(prompt_tokens())
     for turn, reply in enumerate(replies(member)):
-        start = session.num_rows
-        stop = session.num_tokens + len(reply.new_token_ids) - 1
-        skipped = len(reply.rows) - (stop - start)
-        session.record(
-            reply.new_token_ids,
-            reply.rows[skipped:],
-            start=start,
-            weight_version=1,
-            num_prefill=max(0, reply.num_prefill - skipped),
-            turn=turn,
-        )
+        recording(session, reply, turn)()
     return session

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from routing_cache.digest import Digester
 from routing_cache.disagreement import DisagreementMeter
-from routing_cache.errors import ConcurrencyError, RoutingCacheError
+from routing_cache.errors import BudgetError, ConcurrencyError, RoutingCacheError
 from routing_cache.eviction import Evictor
 from routing_cache.layout import RowLayout
 from routing_cache.provenance import ConflictPolicy
@@ -125,8 +125,21 @@ class CacheCore:
         return self.store.memory_bytes + self.token_bytes + self.lru.num_bytes
 
     def reserve(self, num_bytes: int) -> None:
-        """Make room for ``num_bytes`` more; raises ``BudgetError``. Mutates."""
-        self.store.reserve(num_bytes, lambda: self.token_bytes + self.lru.num_bytes, self.evict_one)
+        """Make room for ``num_bytes``: evict while that helps, then spill, else refuse. Mutates.
+
+        Raises:
+            BudgetError: everything left is needed and may not, or can not, go to a file.
+        """
+        budget = self.store.budget_bytes
+        while budget is not None and (over := self.held_bytes + num_bytes - budget) > 0:
+            if not self.evict_one() and not self.store.spill_one():
+                raise BudgetError(
+                    "no room for new rows: what is left is held by open sessions and leases",
+                    got=f"{over} bytes too many (+{num_bytes} asked)",
+                    expected=f"budget_bytes={budget}",
+                    fix="release leases, close sessions, raise budget_bytes"
+                    + ("" if self.store.spill_dir else " or set spill_dir"),
+                )
 
     def evict_one(self) -> bool:
         """Drop the least recently used leaf that nothing pins; False without any. Mutates."""

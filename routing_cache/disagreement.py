@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,8 +41,8 @@ class DisagreementMeter:
     compared: int = 0
     differing: int = 0
     reordered: int = 0
-    by_turn: dict[int, int] = field(default_factory=dict[int, int])
-    by_role: dict[Role, int] = field(default_factory=dict[Role, int])
+    by_turn: Counter[int] = field(default_factory=Counter[int])
+    by_role: Counter[Role] = field(default_factory=Counter[Role])
 
     def __post_init__(self) -> None:
         self.by_layer = np.zeros(self.num_layers, np.int64)
@@ -55,12 +56,10 @@ class DisagreementMeter:
         total = int(np.count_nonzero(comparison.differs))
         self.differing += total
         self.by_layer += comparison.differs.sum(axis=0)
-        self.by_turn[turn] = self.by_turn.get(turn, 0) + total
+        self.by_turn[turn] += total
         per_token = comparison.differs.sum(axis=1)
         for code in np.unique(roles[per_token > 0]):
-            role = ROLES[int(code)]
-            count = int(per_token[roles == code].sum())
-            self.by_role[role] = self.by_role.get(role, 0) + count
+            self.by_role[ROLES[int(code)]] += int(per_token[roles == code].sum())
 
     def snapshot(self) -> DisagreementCounts:
         return DisagreementCounts(

@@ -12,7 +12,7 @@ import os
 import struct
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -66,22 +66,16 @@ def write_saved(core: CacheCore, path: Path) -> int:
     """
     with core.guard:
         versions = [(version, list(tree.nodes())) for version, tree in sorted(core.trees.items())]
-        ages = {node: node.last_used for _, nodes in versions for node in nodes}
         segments = [s for _, nodes in versions for node in nodes for s in node.payload.segments]
         origins = list(dict.fromkeys(s.provenance for s in segments))
         index = json.dumps(
             {
-                "layout": [
-                    core.layout.num_hidden_layers,
-                    list(core.layout.moe_layers),
-                    core.layout.num_experts,
-                    core.layout.moe_top_k,
-                ],
+                "layout": astuple(core.layout),
                 "conflict_policy": core.conflict_policy,
                 "digest_key": core.digester.key,
                 "with_digests": core.store.with_digests,
                 "origins": origins,
-                "versions": [[v, _describe(nodes, ages, origins)] for v, nodes in versions],
+                "versions": [[v, _describe(nodes, origins)] for v, nodes in versions],
             }
         ).encode()
         with _replacing(path) as file:
@@ -141,16 +135,14 @@ def restore(core: CacheCore, index: SavedIndex, file: BinaryIO) -> None:
             core.lru.touch(node)
 
 
-def _describe(
-    nodes: list[Node[RowIndex]], ages: dict[Node[RowIndex], int], origins: list[Provenance]
-) -> list[object]:
+def _describe(nodes: list[Node[RowIndex]], origins: list[Provenance]) -> list[object]:
     numbers = {id(node): number for number, node in enumerate(nodes)}
     origin_numbers = {origin: number for number, origin in enumerate(origins)}
     return [
         [
             numbers.get(id(node.parent), -1),
             len(node.edge) // TOKEN_BYTES,
-            ages[node],
+            node.last_used,
             [
                 [s.start, s.stop - s.start, origin_numbers[s.provenance], int(s.has_missing)]
                 for s in node.payload.segments

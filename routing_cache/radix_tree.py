@@ -179,10 +179,6 @@ class RadixTree(Generic[P]):
         self._lru = lru
         self.root: Node[P] = Node(b"", 0, None, empty())
 
-    def is_live(self, node: Node[P]) -> bool:
-        """Tell whether ``node`` is still part of a tree."""
-        return node.parent is not None or node is self.root
-
     def walk(self, key: bytes, at: Position[P] | None = None) -> Position[P]:
         """Follow ``key`` from ``at`` (default: the root) as far as it goes."""
         node, num_tokens = at if at is not None else (self.root, 0)
@@ -281,7 +277,7 @@ class RadixTree(Generic[P]):
     def settle(self, position: Position[P]) -> Position[P] | None:
         """Return ``position`` after splits by others; None when its node was evicted."""
         node = position.node
-        if not self.is_live(node):
+        if node.parent is None and node is not self.root:
             return None
         while position.num_tokens <= node.start and node.parent is not None:
             node = node.parent

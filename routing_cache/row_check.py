@@ -244,20 +244,8 @@ class _Windows:
         return bool(np.minimum.reduce(xor, axis=None))
 
 
-class _Scratch(threading.local):
-    """Buffers that stay allocated: fresh ones cost more in page faults than the check."""
-
-    def __init__(self) -> None:
-        self.windows: dict[tuple[str, int], _Windows] = {}
-
-    def get(self, dtype: np.dtype[np.unsignedinteger], k: int) -> _Windows:
-        key = (dtype.str, k)
-        if key not in self.windows:
-            self.windows[key] = _Windows(dtype, k)
-        return self.windows[key]
-
-
-_scratch = _Scratch()
+# Buffers that stay allocated, per thread: fresh ones cost more in page faults than the check.
+_scratch = threading.local()
 _WINDOW_BYTES = 7 << 16  # 64 KiB of rows at K=8: fits the second-level cache
 
 
@@ -276,7 +264,11 @@ def _surely_distinct(rows: Rows, layout: RowLayout) -> bool:
     dtype = rows.dtype
     if layout.num_experts > int(np.iinfo(dtype).max) // 2 + 1:
         dtype = np.dtype(np.uint16 if dtype.itemsize == 1 else np.uint32)
-    windows = _scratch.get(dtype, k)
+    key = f"{dtype.str} {k}"
+    windows: _Windows | None = getattr(_scratch, key, None)
+    if windows is None:
+        windows = _Windows(dtype, k)
+        setattr(_scratch, key, windows)
     return all(
         windows.distinct(flat[at : at + windows.size].astype(dtype, copy=False), k)
         for at in range(0, len(flat), windows.size)

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ class RowStore:
         self.layout = layout
         self.budget_bytes = budget_bytes
         self.with_digests = with_digests
-        self._spill_dir = spill_dir
+        self.spill_dir = spill_dir
         self._memory = ByteMeter()
         self._files = ByteMeter()
         self._lock = threading.Lock()
@@ -101,15 +101,8 @@ class RowStore:
     def allocate(self, num_rows: int) -> Slab:
         """Make an open slab for ``num_rows`` rows. Reserve the bytes first."""
         shape = (num_rows, self.layout.num_moe_layers, self.layout.moe_top_k)
-        rows = np.empty(shape, self.layout.dtype)
-        self._memory.track(rows)
-        digests = None
-        if self.with_digests:
-            digests = np.empty(num_rows, np.uint64)
-            self._memory.track(digests)
-        slab = Slab(rows, digests)
-        self._slabs.add(slab)
-        return slab
+        digests = np.empty(num_rows, np.uint64) if self.with_digests else None
+        return self._new_slab(np.empty(shape, self.layout.dtype), digests)
 
     def adopt_array(
         self,
@@ -118,11 +111,14 @@ class RowStore:
         shape: tuple[int, int, int],
     ) -> Slab:
         """Make a full, closed slab of existing arrays (flat canonical rows); counts them."""
-        self._memory.track(flat)
-        if digests is not None:
-            self._memory.track(digests)
-        slab = Slab(flat.reshape(shape), digests)
-        slab.used, slab.open = shape[0], False
+        slab = self._new_slab(flat, digests)
+        slab.rows, slab.used, slab.open = flat.reshape(shape), shape[0], False
+        return slab
+
+    def _new_slab(self, rows: Rows, digests: Digests | None) -> Slab:
+        for array in (rows,) if digests is None else (rows, digests):
+            self._memory.track(array)
+        slab = Slab(rows, digests)
         self._slabs.add(slab)
         return slab
 
@@ -154,34 +150,6 @@ class RowStore:
         while self._unpinned:
             yield self._unpinned.popleft()
 
-    def reserve(
-        self, num_bytes: int, other_bytes: Callable[[], int], evict_one: Callable[[], bool]
-    ) -> None:
-        """Make room for ``num_bytes``: evict while that helps, then spill, else refuse.
-
-        ``other_bytes`` is what the caller holds besides slabs; ``evict_one`` drops the least
-        recently used entry that nothing pins, and returns False without any.
-
-        Raises:
-            BudgetError: everything left is needed and may not, or can not, go to a file.
-        """
-        if self.budget_bytes is None:
-            return
-
-        def over() -> int:
-            assert self.budget_bytes is not None
-            return self.memory_bytes + other_bytes() + num_bytes - self.budget_bytes
-
-        while over() > 0:
-            if not evict_one() and not self.spill_one():
-                raise BudgetError(
-                    "no room for new rows: what is left is held by open sessions and leases",
-                    got=f"{over()} bytes too many (+{num_bytes} asked)",
-                    expected=f"budget_bytes={self.budget_bytes}",
-                    fix="release leases, close sessions, raise budget_bytes"
-                    + ("" if self._spill_dir else " or set spill_dir"),
-                )
-
     def trim(self, slab: Slab) -> None:
         """Give back what a completed slab never used. Segments see the copy from now on."""
         if slab.used >= _TRIM_BELOW * len(slab.rows):
@@ -196,7 +164,7 @@ class RowStore:
 
     def spill_one(self) -> bool:
         """Move the largest completed slab to a file, pinned ones first; False without any."""
-        if self._spill_dir is None:
+        if self.spill_dir is None:
             return False
         candidates = [s for s in self._slabs if not s.open and not s.spilled and s.used]
         if not candidates:
@@ -214,18 +182,18 @@ class RowStore:
         Raises:
             BudgetError: the file could not be written; the slab stays in memory.
         """
-        assert self._spill_dir is not None
+        assert self.spill_dir is not None
         used = np.ascontiguousarray(slab.rows[: slab.used])
         try:
-            self._spill_dir.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._spill_dir, suffix=".rows") as file:
+            self.spill_dir.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.spill_dir, suffix=".rows") as file:
                 file.write(used.data)
                 file.flush()
                 mapped = np.memmap(file.name, dtype=used.dtype, mode="r", shape=used.shape)
         except OSError as error:
             raise BudgetError(
                 f"no room for new rows, and spilling failed: {error}",
-                got=f"{used.nbytes} bytes for {self._spill_dir}",
+                got=f"{used.nbytes} bytes for {self.spill_dir}",
                 fix="free disk space, or release leases and close sessions",
             ) from error
         self._files.track(mapped)

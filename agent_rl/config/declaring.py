@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
@@ -39,7 +39,7 @@ def section(kind: type[_T]) -> type[_T]:
     Types are strict: no text for a number, no bool for an int, an int for a float, no infinity.
     A wrong value raises ``ConfigError``.
     """
-    made = dataclass(frozen=True, kw_only=True, config=_STRICT)(kind)
+    made = cast(type[_T], dataclass(frozen=True, kw_only=True, config=_STRICT)(kind))
     construct: Callable[..., None] = made.__init__
 
     @functools.wraps(construct)
@@ -53,7 +53,7 @@ def section(kind: type[_T]) -> type[_T]:
             ) from None
 
     setattr(made, "__init__", construct_or_refuse)  # noqa: B010 (the type knows no such method)
-    return made
+    return cast(type[_T], made)
 
 
 def key(

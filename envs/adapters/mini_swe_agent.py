@@ -11,6 +11,7 @@ Example::
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -61,7 +62,7 @@ class MiniSweEnvironment:
         if "\0" in command:
             return _reply("", -1, "a command cannot hold a NUL byte")
         if cwd:
-            command = f"cd -- {_quoted(cwd)} && {{ {command}\n}}"
+            command = f"cd -- {shlex.quote(cwd)} && {{ {command}\n}}"
         result = self._sandbox.run_shell(
             command,
             timeout_s=timeout or self.config.timeout,
@@ -91,10 +92,6 @@ class MiniSweEnvironment:
 
 def _reply(output: str, returncode: int, exception_info: str) -> dict[str, Any]:
     return {"output": output, "returncode": returncode, "exception_info": exception_info}
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def _submitted(submission: str) -> Exception:

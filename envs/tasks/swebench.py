@@ -42,8 +42,6 @@ _PYTEST_PARSERS = frozenset(
     )
 )
 
-Json = dict[str, object]
-
 
 @dataclass(frozen=True)
 class SweBenchRow:

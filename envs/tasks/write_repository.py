@@ -1,23 +1,16 @@
-"""A task as a real git repository on disk, for people and for tools that want one."""
+"""A tree as a real git repository of one commit, for people and for tools that want one."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from envs.base import Task
 from envs.errors import TaskError
 
-_IDENTITY = {
-    f"GIT_{role}_{name}": value
-    for role in ("AUTHOR", "COMMITTER")
-    for name, value in (
-        ("NAME", "task"),
-        ("EMAIL", "task@example.invalid"),
-        ("DATE", "2000-01-01T00:00:00+0000"),
-    )
-}
+COMMITTED_AT = "2000-01-01T00:00:00Z"  # fixed, so that the same tree gives the same commit
 
 
 def write_repository(task: Task, folder: Path, *, hidden_tests: bool = False) -> str:
@@ -30,19 +23,28 @@ def write_repository(task: Task, folder: Path, *, hidden_tests: bool = False) ->
     if any(folder.iterdir()):
         raise TaskError(f"got {folder}, which is not empty; expected a new or an empty folder")
     files = {**task.files, "ISSUE.md": f"{task.issue}\n".encode()}
+    commit = commit_tree(files, folder, f"Base of {task.task_id}")
+    if hidden_tests:
+        _write(folder, task.hidden_files)
+    return commit
+
+
+def commit_tree(files: Mapping[str, bytes], folder: Path, message: str = "base") -> str:
+    """Write ``files`` to ``folder`` and commit them; returns the commit id.
+
+    The id depends on files and message alone. Raises ``TaskError`` when git fails.
+    """
     _write(folder, files)
     for arguments in (
-        ("init", "--quiet", "--initial-branch=main"),
+        ("init", "--quiet", "--initial-branch=main", "--template="),
         ("add", "--all", "--force"),
-        ("commit", "--quiet", "--no-gpg-sign", "--message", f"Base of {task.task_id}"),
+        ("commit", "--quiet", f"--message={message}"),
     ):
         _git(folder, *arguments)
-    if hidden_tests:
-        _write(folder, dict(task.hidden_files))
     return _git(folder, "rev-parse", "HEAD").strip()
 
 
-def _write(folder: Path, files: dict[str, bytes]) -> None:
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
     for path, data in files.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -52,13 +54,18 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
 def _git(folder: Path, *arguments: str) -> str:
     environment = {
         "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": str(folder),
+        "LC_ALL": "C",
+        "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_CONFIG_NOSYSTEM": "1",
-        **_IDENTITY,
     }
-    done = subprocess.run(
-        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, env=environment
-    )
+    for who in ("AUTHOR", "COMMITTER"):
+        environment |= {
+            f"GIT_{who}_NAME": "tasks",
+            f"GIT_{who}_EMAIL": "tasks@localhost",
+            f"GIT_{who}_DATE": COMMITTED_AT,
+        }
+    argv = ["git", "-c", "core.autocrlf=false", "-c", "commit.gpgsign=false", *arguments]
+    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, check=False)
     if done.returncode != 0:
-        raise TaskError(f"git {arguments[0]} in {folder} failed: {done.stderr.strip()}")
-    return done.stdout
+        raise TaskError(f"git {arguments[0]} failed: got={done.stderr[-300:]!r}")
+    return done.stdout.decode()

@@ -37,8 +37,9 @@ def make_model(config: ModelConfig, system_prompt: str = "") -> Model:
 
 def _engine_model(config: ModelConfig, system_prompt: str) -> Model:
     from agent_rl.config.reading import load_config
+    from agent_rl.engines.configured import build_engine
     from agent_rl.model.policies import policy_folder
-    from agent_rl.run.parts import ENGINES, RENDERERS
+    from agent_rl.run.parts import RENDERERS
 
     run = load_config(config.engine)
     policy = policy_folder(run.policy.path)
@@ -51,7 +52,7 @@ def _engine_model(config: ModelConfig, system_prompt: str) -> Model:
     else:
         renderer = RENDERERS[run.agent.renderer](run, policy)
     return EngineChat(
-        ENGINES[run.engine.kind](run, policy),
+        build_engine(run, policy),
         renderer,
         name=config.name or run.name,
         max_tokens=run.agent.max_tokens,

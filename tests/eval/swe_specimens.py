@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from envs.patches.diff import diff_trees
-from envs.tasks.from_repository.rows import commit_tree
+from envs.tasks.write_repository import commit_tree
 
 IMAGE_BASE = os.environ.get("AGENT_RL_BASE_IMAGE", "agent-rl/base:py")
 _HEREDOC = "EOF_114329324912"
@@ -57,7 +57,7 @@ class Specimen:
 
     def row(self) -> dict[str, object]:
         with tempfile.TemporaryDirectory() as folder:
-            commit = commit_tree(self.base_files, Path(folder)).commit
+            commit = commit_tree(self.base_files, Path(folder))
         after = {**self.base_files, **self.tests}
         test_patch = diff_trees(self.base_files, after).patch.decode()
         known = " ".join(path for path in self.tests if path in self.files)

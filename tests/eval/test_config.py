@@ -25,19 +25,24 @@ def test_the_files_that_ship_can_be_read(file: Path, monkeypatch: pytest.MonkeyP
     [
         ("sampels=3", "did you mean samples"),
         ("name=a/b", "name: got 'a/b'"),
-        ("num_workers=0", "num_workers: got 0, expected more than 0"),
+        ("num_workers=0", "num_workers: got 0 (int), expected int, from 1 to 4096"),
         ("model.kind=scripted", "model.script: got nothing"),
         (
             "model.script=a.json",
             "model.script: got 'a.json', expected '': only read for model.kind",
         ),
         ("model.engine=a.yaml", "only read for model.kind=engine"),
-        ("agent.action_format=xml", "expected one of ['r2e_xml', 'hermes_json', 'bash_block']"),
+        ("agent.action_format=xml", "expected one of r2e_xml, hermes_json, bash_block"),
         ("agent.action_format=bash_block", "expected shell with bash_block"),
         ("agent.prompts=nope", "expected a file or one of swe"),
-        ("model.temperature=-1", "model.temperature: got -1.0"),
-        ("dataset.max_instances=-1", "dataset.max_instances: got -1"),
-        ("grading.timeout_s=1.5", "grading.timeout_s: got 1.5 (float), expected int"),
+        ("model.temperature=-1", "model.temperature: got -1 (int), expected float, 0 or more"),
+        ("model.top_p=1.5", "model.top_p: got 1.5 (float), expected float, above 0, at most 1"),
+        (
+            "dataset.max_instances=-1",
+            "dataset.max_instances: got -1 (int), expected int, 0",
+        ),
+        ("num_workers=100000", "num_workers: got 100000 (int), expected int, from 1 to 4096"),
+        ("grading.timeout_s=1.5", "grading.timeout_s: got 1.5 (float), expected int, 1 or more"),
     ],
 )
 def test_faults_name_the_key(override: str, message: str) -> None:

@@ -21,7 +21,7 @@ import yaml
 from eval_scripts import SCRIPT, WANTED
 from swe_specimens import CALC, CRLF, PACK, SHAPES, SPECIMENS, STACK, Specimen, write_dataset
 
-from envs.tasks.from_repository.rows import commit_tree
+from envs.tasks.write_repository import commit_tree
 from eval.outcomes import Counts, Outcome
 from eval.predictions import Prediction, read_predictions, write_predictions
 

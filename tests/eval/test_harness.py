@@ -80,7 +80,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make_harness(tmp_path: Path, programs: Path) -> OfficialHarness:
-    options = GradingConfig(str(programs / "python-harness"), num_workers=1, timeout_s=5)
+    options = GradingConfig(python=str(programs / "python-harness"), num_workers=1, timeout_s=5)
     return OfficialHarness(tmp_path / "harness", "run-9", options)
 
 
@@ -194,7 +194,7 @@ def test_the_harness_dies_with_the_process_that_started_it(tmp_path: Path, progr
         from eval.config import GradingConfig
         from eval.harness import OfficialHarness
         from pathlib import Path
-        options = GradingConfig({sys.executable!r}, 1, 5)
+        options = GradingConfig(python={sys.executable!r}, num_workers=1, timeout_s=5)
         harness = OfficialHarness(Path({str(folder)!r}), "run-9", options)
         harness.run([make_row(1)], [make_prediction(1, "sleep")])
         """
@@ -246,8 +246,8 @@ def _is_running(pid: int) -> bool:
 
 def test_what_is_missing_is_said_before_anything_starts(programs: Path) -> None:
     with pytest.raises(HarnessError, match="no such Python"):
-        check_harness(GradingConfig("/nowhere/python"))
-    bare = GradingConfig("/usr/bin/python3")
+        check_harness(GradingConfig(python="/nowhere/python"))
+    bare = GradingConfig(python="/usr/bin/python3")
     if Path(bare.python).exists():
         with pytest.raises(HarnessError, match="not installed"):
             check_harness(bare)

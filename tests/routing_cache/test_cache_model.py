@@ -404,7 +404,7 @@ class CacheMachine(RuleBasedStateMachine):
             nodes = [node for _, tree in self.cache.core.trees.items() for node in tree.nodes()]
             assert all(node.payload.pinned_slab() for node in nodes if not node.children)
 
-    @precondition(lambda self: self.cache.core.store._spill_dir is not None)
+    @precondition(lambda self: self.cache.core.store.spill_dir is not None)
     @rule()
     def spill(self) -> None:
         self.cache.spill(1 << 20)

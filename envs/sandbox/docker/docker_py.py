@@ -62,7 +62,7 @@ class DockerPyEngine:
     def info(self) -> EngineInfo:
         with _translated("ask for the engine's details"):
             info = self._api.info()
-        return EngineInfo(info["DockerRootDir"], info["Driver"], info["Architecture"])
+        return EngineInfo(info["DockerRootDir"], info["Architecture"])
 
     def find_image(self, image: str) -> ImageInfo | None:
         try:

@@ -18,7 +18,6 @@ class EngineInfo:
     """The engine's description of itself. ``data_root`` is a path of the engine's own machine."""
 
     data_root: str
-    storage_driver: str
     architecture: str  # for example "x86_64"
 
 

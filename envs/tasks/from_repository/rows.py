@@ -3,50 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 from envs.errors import TaskError
 from envs.tasks.from_repository.made_task import MadeTask
+from envs.tasks.write_repository import COMMITTED_AT
 
 JsonRow = dict[str, object]
-CREATED_AT = "2000-01-01T00:00:00Z"  # fixed, so that the same tree gives the same commit
 _HEREDOC = "EOF_114329324912"  # as SWE-bench's own scripts
 _RUNNER_CONFIG = ("pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml")
 _START_HOOKS = ("conftest.py", "sitecustomize.py", "usercustomize.py")
 R2E_FOLDER = "r2e_tests"
-
-
-@dataclass(frozen=True)
-class GitTree:
-    """A one-commit repository in a folder: nothing in it knows the fix."""
-
-    folder: Path
-    commit: str
-
-
-def commit_tree(files: Mapping[str, bytes], folder: Path) -> GitTree:
-    """Write ``files`` to ``folder`` and commit them. The commit id depends on them alone."""
-    for path, data in files.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data)
-    for arguments in (
-        ("init", "--quiet", "--initial-branch=main", "--template="),
-        ("add", "--all", "--force"),
-        ("commit", "--quiet", "--message=base"),
-    ):
-        _git(folder, *arguments)
-    return GitTree(folder, _git(folder, "rev-parse", "HEAD").strip())
-
-
-def commit_id(files: Mapping[str, bytes]) -> str:
-    with tempfile.TemporaryDirectory(prefix="commit-") as folder:
-        return commit_tree(files, Path(folder)).commit
 
 
 def swebench_row(task: MadeTask, image: str, commit: str) -> JsonRow:
@@ -67,7 +33,7 @@ def swebench_row(task: MadeTask, image: str, commit: str) -> JsonRow:
         "image": image,
         "problem_statement": task.issue,
         "hints_text": "",
-        "created_at": CREATED_AT,
+        "created_at": COMMITTED_AT,
         "patch": _text(task.solution),
         "test_patch": _text(task.test_patch),
         "FAIL_TO_PASS": [name for name in named if name in fail],
@@ -114,7 +80,7 @@ def r2e_row(task: MadeTask, image: str, commit: str) -> JsonRow:
         "old_commit_hash": commit,
         "new_commit_hash": "",
         "commit_message": "",
-        "commit_date": CREATED_AT,
+        "commit_date": COMMITTED_AT,
     }
     return {
         "repo_name": task.repository.name,
@@ -192,23 +158,3 @@ def _text(data: bytes) -> str:
 
 def _quote(path: str) -> str:
     return "'" + path.replace("'", "'\\''") + "'"
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    environment = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "LC_ALL": "C",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CONFIG_NOSYSTEM": "1",
-    }
-    for who in ("AUTHOR", "COMMITTER"):
-        environment |= {
-            f"GIT_{who}_NAME": "tasks",
-            f"GIT_{who}_EMAIL": "tasks@localhost",
-            f"GIT_{who}_DATE": CREATED_AT,
-        }
-    argv = ["git", "-c", "core.autocrlf=false", "-c", "commit.gpgsign=false", *arguments]
-    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, check=False)
-    if done.returncode != 0:
-        raise TaskError(f"git {arguments[0]} failed: got={done.stderr[-300:]!r}")
-    return done.stdout.decode()

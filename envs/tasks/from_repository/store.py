@@ -20,6 +20,7 @@ from envs.sandbox.archives import pack
 from envs.tasks.from_repository import rows
 from envs.tasks.from_repository.made_task import MadeTask
 from envs.tasks.from_repository.repository import Repository, read_repository
+from envs.tasks.write_repository import commit_tree
 
 _REPOSITORY = "repository.tar.gz"
 _TASKS, _SWEBENCH, _R2E = "tasks.jsonl", "swebench.jsonl", "r2e_gym.jsonl"
@@ -116,7 +117,7 @@ def _write_image(folder: Path, task: MadeTask, base: str) -> str:
     """Write Dockerfile and archives; returns the id of the one commit in the image's repository."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="testbed-") as scratch:
-        tree = rows.commit_tree(task.base_files, Path(scratch))
+        commit = commit_tree(task.base_files, Path(scratch))
         exclude = Path(scratch, ".git", "info", "exclude")
         exclude.parent.mkdir(exist_ok=True)
         exclude.write_text(f".venv/\nrun_tests.sh\n{rows.R2E_FOLDER}\n__pycache__/\n")
@@ -126,4 +127,4 @@ def _write_image(folder: Path, task: MadeTask, base: str) -> str:
     (folder / "testbed.tar").write_bytes(pack(content))
     (folder / "r2e_tests.tar").write_bytes(pack(rows.r2e_tests(task)))
     (folder / "Dockerfile").write_text(_DOCKERFILE.format(base=base))
-    return tree.commit
+    return commit

@@ -56,7 +56,7 @@ def parallel_faults(policy: Path | None = None, **sizes: int) -> list[tuple[str,
     """The faults of parallel sizes with the shipped policy or with ``policy``."""
     config = RunConfig(trainer=TrainerConfig(**sizes))  # type: ignore[arg-type]
     if policy is not None:
-        config = replace(config, policy=PolicyConfig(str(policy)))
+        config = replace(config, policy=PolicyConfig(path=str(policy)))
     return [fault for fault in check_rules(config) if "divi" in fault[1]]
 
 
@@ -108,7 +108,7 @@ def test_a_policy_that_nobody_can_use_is_a_fault_like_any_other(
 ) -> None:
     (tmp_path / "config.json").write_text(text)
     (tmp_path / "tokenizer.json").touch()
-    config = RunConfig(policy=PolicyConfig(str(tmp_path)))
+    config = RunConfig(policy=PolicyConfig(path=str(tmp_path)))
     (found,) = of_key(config, "policy.path")
     assert message in found
     assert not [key for key, _ in check_rules_anywhere(config) if key == "policy.path"]

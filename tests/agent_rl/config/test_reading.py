@@ -1,16 +1,19 @@
 """Configurations: what is accepted, what is refused, and how it is said."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent_rl.config.key_pages import config_surface
+from agent_rl.config.keys import keys_of
 from agent_rl.config.reading import (
     dump_config,
     load_config,
     load_resolved,
 )
-from agent_rl.config.schema import RunConfig
+from agent_rl.config.schema import RunConfig, TrainConfig
 from agent_rl.errors import ConfigError
 
 REPOSITORY = Path(__file__).parents[3]
@@ -63,6 +66,22 @@ def test_unknown_key_names_the_nearest(tmp_path: Path) -> None:
     assert problem.startswith(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("routing={replai: off}", "override: routing.replai: unknown key"),
+        ("routing.replay={a: 1}", "override: routing.replay: got {'a': 1} (dict)"),
+        ("routing=null", "override: routing: got None (NoneType), expected a section of keys"),
+        ("name='a", 'override: name: got "\'a", not valid YAML: '),
+    ],
+)
+def test_a_fault_below_or_above_an_override_is_told_of_it(
+    tmp_path: Path, override: str, fault: str
+) -> None:
+    [problem] = _problems(tmp_path, "routing: {budget_bytes: 7}", [override])
+    assert problem.startswith(fault)
+
+
 def test_unknown_override_is_refused_not_ignored(tmp_path: Path) -> None:
     [problem] = _problems(tmp_path, "", ["replay.enable=false"])
     assert problem.startswith("override: replay: unknown key")
@@ -91,6 +110,77 @@ def test_wrong_types_are_refused(tmp_path: Path, key: str, value: str) -> None:
     [problem] = _problems(tmp_path, "", [f"{key}={value}"])
     assert problem.startswith(f"override: {key}: got ")
     assert "expected" in problem
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan", "inf", "nan", "[1.0]", "true", "'1.0'"])
+def test_a_float_is_a_finite_number(tmp_path: Path, value: str) -> None:
+    [problem] = _problems(tmp_path, "", [f"optim.lr={value}"])
+    assert problem.endswith("expected float, above 0")
+
+
+def test_an_int_may_stand_for_a_float_and_a_list_for_a_tuple(tmp_path: Path) -> None:
+    config = _load(tmp_path, "optim: {clip_grad: 2}\nengine: {kind: sglang, urls: ['http://a:1']}")
+    assert isinstance(config.optim.clip_grad, float)
+    assert config.engine.urls == ("http://a:1",)
+
+
+def test_a_wrong_item_of_a_list_is_a_fault_of_its_key(tmp_path: Path) -> None:
+    [problem] = _problems(tmp_path, "engine: {extra_args: [--a, 1, 2]}")
+    assert problem.endswith("engine.extra_args: got 1 (int) in the list, expected a list of str")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "tasks.num_train",
+        "tasks.num_heldout",
+        "sandbox.num_workers",
+        "images.max_containers",
+        "images.max_pulls",
+        "agent.max_turns",
+        "agent.max_tokens",
+        "engine.max_sessions",
+        "engine.num_threads",
+        "engine.num_servers",
+        "algorithm.group_size",
+        "algorithm.groups_per_step",
+        "algorithm.dynamic_sampling_rounds",
+        "rollout.concurrency",
+        "trainer.micro_batch_tokens",
+        "trainer.expert_parallel",
+        "trainer.num_threads",
+        "trainer.num_processes",
+        "eval.num_tasks",
+        "eval.samples_per_task",
+    ],
+)
+def test_a_size_that_would_fill_the_machine_is_refused(tmp_path: Path, key: str) -> None:
+    """One trajectory, session or process of each: 1e8 of them once took 22 GB before they began."""
+    problems = _problems(tmp_path, "", [f"{key}=100000000"])
+    most = keys_of(RunConfig)[key].limits.rpartition(" ")[2]
+    (told,) = [problem for problem in problems if f": {key}: " in problem]
+    assert told.startswith(f"override: {key}: got 100000000 (int), expected int")
+    assert told.endswith(most)
+    assert int(most) < 100_000_000
+
+
+def test_no_word_of_the_libraries_reaches_a_user(tmp_path: Path) -> None:
+    text = "seeed: 1\nname: a/b\nrouting: 3\ntrain: {steps: many, save_every: 0}\nseed: [1]"
+    problems = _problems(tmp_path, text, ["optim.lr=-1", "engine.urls=[1]", "eval.num_tasks=???"])
+    assert len(problems) == 9
+    for problem in problems:
+        assert not re.search(r"pydantic|https?:|[Ii]nput should|omegaconf|type=|constr", problem)
+
+
+def test_a_section_made_in_code_is_checked_alike() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^TrainConfig: steps: got 0 \(int\), expected int, 1 or"
+    ):
+        TrainConfig(steps=0)
+    with pytest.raises(ConfigError, match="did you mean save_every"):
+        TrainConfig(save_evry=1)
+    with pytest.raises(ConfigError, match="expected a list of str"):
+        replace(RunConfig().engine, urls=["http://a:1"])  # type: ignore[arg-type]
 
 
 def test_all_faults_at_once_one_line_each(tmp_path: Path) -> None:
@@ -148,6 +238,12 @@ def test_interpolation_is_resolved(tmp_path: Path) -> None:
     assert _load(tmp_path, "seed: 7\ntasks: {seed: '${seed}'}").tasks.seed == 7
 
 
+def test_all_broken_interpolations_at_once_with_the_rest(tmp_path: Path) -> None:
+    text = "tasks: {seed: '${b.c}'}\nname: '${nobody}'\nengine: {urls: ['${x}']}\ntrain: {steps: a}"
+    keys = [problem.split(": ")[1] for problem in _problems(tmp_path, text)]
+    assert sorted(keys) == ["engine.urls", "name", "tasks.seed", "train.steps"]
+
+
 def test_broken_interpolation_is_a_fault(tmp_path: Path) -> None:
     [problem] = _problems(tmp_path, "tasks: {seed: '${b.c}'}")
     assert "b.c" in problem
@@ -172,6 +268,35 @@ def test_mandatory_value_left_open_is_a_fault(tmp_path: Path) -> None:
 def test_unusable_files(tmp_path: Path, text: str, part: str) -> None:
     [problem] = _problems(tmp_path, text)
     assert part in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "what"),
+    [
+        ("train:\n  steps: 3\n   keep_last: 2", "3:13", "mapping values are not allowed here"),
+        ("train:\n    steps: 3\n  keep_last: 2", "3:3", "indentation fits none of the lines above"),
+        ("train:\n\tsteps: 3", "2:1", "a tab, expected spaces"),
+        ("seed: 1\nname: a\nseed: 2", "3:1", "key 'seed' appears twice"),
+        ("train:\n  steps: 1\n  steps: 2", "3:3", "key 'steps' appears twice"),
+        ("optim: {lr: 1e999}", "1:13", "too large"),
+        ("seed: 1\nname: a\x07b", "2:8", "character 0x7 is not allowed"),
+    ],
+)
+def test_what_is_not_yaml_is_told_by_line_and_column(
+    tmp_path: Path, text: str, place: str, what: str
+) -> None:
+    [problem] = _problems(tmp_path, text)
+    assert problem.startswith(f"{tmp_path / 'config.yaml'}:{place}: not valid YAML: ")
+    assert what in problem
+
+
+def test_bytes_that_are_no_text_are_told_by_line_and_column(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_bytes("seed: 1\nname: ü".encode("latin-1"))
+    with pytest.raises(
+        ConfigError, match=r"config\.yaml:2:7: not valid YAML: byte 0xfc is"
+    ):
+        load_config(file)
 
 
 def test_missing_file() -> None:

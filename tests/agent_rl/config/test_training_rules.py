@@ -39,7 +39,7 @@ def own(module: str, **tasks: int) -> RunConfig:
 def at(folder: Path, config: RunConfig | None = None) -> RunConfig:
     """``config`` with the policy in ``folder``, which gets what else a policy has."""
     (folder / "tokenizer.json").touch()
-    return replace(config or RunConfig(), policy=PolicyConfig(str(folder)))
+    return replace(config or RunConfig(), policy=PolicyConfig(path=str(folder)))
 
 
 def test_the_defaults_can_be_trained() -> None:

@@ -49,7 +49,7 @@ class FakeEngine:
 
     def info(self) -> EngineInfo:
         self._enter("info")
-        return EngineInfo("/data", "overlay2", "x86_64")
+        return EngineInfo("/data", "x86_64")
 
     def find_image(self, image: str) -> ImageInfo | None:
         self._enter("find_image")

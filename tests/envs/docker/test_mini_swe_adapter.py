@@ -38,7 +38,7 @@ def test_a_folder_is_quoted_and_a_nul_is_the_agents_mistake() -> None:
     box = AnsweringSandbox(ExecResult(0, b""))
     environment = MiniSweEnvironment(box)
     environment.execute({"command": "ls"}, cwd="it's here")
-    assert box.asked[0][0] == "cd -- 'it'\\''s here' && { ls\n}"
+    assert box.asked[0][0] == "cd -- 'it'\"'\"'s here' && { ls\n}"
     assert environment.execute({"command": "a\0b"})["returncode"] == -1
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fake_sglang import (
+    LAYOUT,
     MODEL,
     VOCAB_SIZE,
     Answer,
@@ -44,6 +45,7 @@ from agent_rl.errors import (
 )
 from agent_rl.model.policies import policy_folder
 from agent_rl.types import Completion, GenerateRequest, SamplingParams
+from routing_cache import RoutingCache
 
 WEIGHTS = {"model.embed_tokens.weight": torch.ones(2, 2)}
 FAST = TransportOptions(backoff_s=0.001)
@@ -197,6 +199,47 @@ def test_a_bad_reply_is_refused_counted_and_the_next_one_is_right(what: str) -> 
             await engine.generate(ask(whole, start=17))
         assert engine.stats.bad_replies == 1
         assert_true_rows(whole, await engine.generate(ask(whole, start=17)))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("what", ["no rows at all", "rows of zeros", "an id beyond the experts"])
+def test_bad_rows_are_handed_on_where_they_may_be_missing_and_the_seam_stays_honest(
+    what: str,
+) -> None:
+    fault, _ = BAD_REPLIES[what]
+
+    async def scenario() -> None:
+        fake = FakeSGLang()
+        engine = await connect(fake, refuse_bad_rows=False)
+        session = RoutingCache(LAYOUT).session(0)
+        prompt, turn = ids(12), 0
+        for turn, spoil in enumerate([None, fault, None]):
+            fake.faults = [spoil]
+            completion = await engine.generate(ask(prompt, start=session.num_rows))
+            assert completion.rows_lost == (turn == 1 and what == "no rows at all")
+            whole = np.concatenate([prompt, completion.token_ids])
+            session.record(
+                whole[session.num_tokens :],
+                completion.routed_experts,
+                start=completion.routed_experts_start,
+                weight_version=0,
+                num_prefill=len(prompt) - completion.routed_experts_start,
+            )
+            prompt = np.concatenate([whole, ids(5, turn)])
+        rows, present = session.lease().gather(stop=len(whole) - 1)
+        np.testing.assert_array_equal(rows[present], true_rows(whole, 0)[:-1, 1:][present])
+        # Turn 2 brought rows 17 to 27; only a reply without any is asked for again.
+        assert present.all() == (what == "no rows at all")
+        assert present[:17].all()
+        assert present[28:].all()
+        assert engine.stats.bad_replies == 0
+        # Damaged, a row can neither be compared nor be what the next turn is compared with.
+        assert engine.stats.seams_checked == (1 if what == "no rows at all" else 0)
+        for fault_of_number in ("one row too few", "rows of another request"):
+            fake.faults = [BAD_REPLIES[fault_of_number][0]]
+            with pytest.raises(EngineReplyError):
+                await engine.generate(ask(prompt, start=session.num_rows))
 
     run(scenario)
 
