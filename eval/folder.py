@@ -1,4 +1,4 @@
-"""The folder of an evaluation: what lies where, who may write, and whether it is the same run.
+"""The folder of an evaluation: its files, its one writer, and the run that it belongs to.
 
 ``config.yaml``, ``run.json``; for each sample ``samples/<n>/`` with ``predictions.jsonl``,
 ``episodes/``, ``grades/`` and the harness's own ``harness/``; ``report.json`` and ``html/``.
@@ -60,7 +60,7 @@ class EvalFolder:
             self._lock = -1
 
     def bind(self, config: SuiteConfig) -> bool:
-        """Make this the folder of ``config``; whether it already was.
+        """Make this the folder of ``config``; return whether it already was.
 
         Raises RunMismatchError naming the keys in which a run that is there differs.
         """
@@ -85,7 +85,7 @@ class EvalFolder:
 
     @property
     def run_id(self) -> str:
-        """Names the run's containers; made once."""
+        """Name of the run's containers; made once."""
         file = self.path / "run.json"
         if not file.is_file():
             write_aside(file, json.dumps({"run_id": f"eval-{uuid.uuid4().hex[:12]}"}).encode())
@@ -112,7 +112,7 @@ class EvalFolder:
         save_record(self._episode_file(record.sample, record.task_id), record)
 
     def episode(self, sample: int, instance_id: str) -> EpisodeRecord | None:
-        """What was recorded; None where nothing was, or it was cut short."""
+        """Return an episode's record; None where there is none, or it was cut short."""
         try:
             return load_record(self._episode_file(sample, instance_id))
         except RecordError:

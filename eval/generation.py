@@ -1,4 +1,4 @@
-"""Plays the episodes that are still missing and writes their predictions as they come."""
+"""Episodes that are still missing, played; their predictions are written as they come."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FillPrompts = Callable[[SweBenchRow], Prompts]
 
 @dataclass(frozen=True)
 class GenerationParts:
-    """What episodes are played with."""
+    """Parts that episodes are played with."""
 
     model: Model
     make_env: EnvFactory

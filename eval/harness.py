@@ -197,6 +197,6 @@ def _environment() -> dict[str, str]:
 
 
 def _plain(value: object) -> object:
-    """Rows from Parquet may hold dates and arrays."""
+    """Make JSON of the dates and arrays that rows from Parquet may hold."""
     to_list = getattr(value, "tolist", None)
     return to_list() if to_list else str(value)

@@ -36,7 +36,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Finished:
-    """What a run leaves for a person."""
+    """The things that a run leaves for a person."""
 
     report: Report
     folder: Path
@@ -69,7 +69,7 @@ def run_suite(config: SuiteConfig, observer: Observer) -> Finished:
 def grade_elsewhere(
     config: SuiteConfig, predictions: Sequence[Path], observer: Observer
 ) -> Finished:
-    """Grade predictions made by another tool: one file a sample. Raises PredictionsError."""
+    """Grade predictions made by another tool: one file per sample. Raises PredictionsError."""
     rows = suite_rows(config)
     version = check_harness(config.grading)
     read = [read_predictions(file) for file in predictions]
@@ -83,7 +83,7 @@ def grade_elsewhere(
 
 
 def report_only(config: SuiteConfig) -> Finished:
-    """The report of a run as far as it got; starts nothing."""
+    """Report on a run as far as it got; start nothing."""
     rows = suite_rows(config)
     with EvalFolder(Path(config.run_root) / config.name) as folder:
         stored: list[dict[str, Grade]] = []
@@ -102,7 +102,7 @@ def report_only(config: SuiteConfig) -> Finished:
 
 
 def suite_rows(config: SuiteConfig) -> list[SweBenchRow]:
-    """The instances asked for, in the data set's order. Raises TaskError."""
+    """Return the instances asked for, in the data set's order. Raises TaskError."""
     dataset = config.dataset
     rows = load_rows(dataset.source, dataset.split, dataset.instance_ids)
     return rows[: dataset.max_instances] if dataset.max_instances else rows

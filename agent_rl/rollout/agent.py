@@ -81,7 +81,7 @@ async def run_trajectory(
 def _token_arrays(
     pairs: Sequence[tuple[PlayedTurn, Sampled]], size: int, train_malformed: bool
 ) -> tuple[Mask, Floats]:
-    """Loss mask and log-probs ``[T]`` of a sequence of ``size`` tokens."""
+    """Return the loss mask and log-probs ``[T]`` of a sequence of ``size`` tokens."""
     mask, logprobs = np.zeros(size, np.bool_), np.zeros(size, np.float32)
     for played, sampled in pairs:
         mask[sampled.start : sampled.stop] = train_malformed or not played.malformed

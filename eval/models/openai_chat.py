@@ -29,7 +29,7 @@ _MAX_WAIT_S = 120.0
 
 
 class _PassingError(Exception):
-    """Worth another try; ``after_s`` is what the server asked to wait."""
+    """Trouble worth another try; ``after_s`` is what the server asked to wait."""
 
     def __init__(self, text: str, after_s: float = 0.0) -> None:
         super().__init__(text)
