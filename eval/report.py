@@ -72,7 +72,10 @@ class Report:
 
     def pass_at(self, k: int) -> float:
         """Estimate pass@k without bias, over ``num_samples`` tries: mean of
-        ``1 - C(n-c, k) / C(n, k)`` (Chen et al. 2021, arXiv 2107.03374). Raises ValueError for k above the tries made."""
+        ``1 - C(n-c, k) / C(n, k)`` (Chen et al. 2021, arXiv 2107.03374).
+
+        Raises ValueError for k above the tries made.
+        """
         n = self.num_samples
         if not 1 <= k <= n:
             raise ValueError(f"pass@k needs k of 1 to {n} samples: got={k}")

@@ -59,7 +59,7 @@ class CompactTokenizer:
         return self._backend.get_vocab_size()
 
     def encode(self, text: str) -> TokenIds:
-        """Return the ids ``[T]`` int32 of ``text``, without markers; unknown words are ``unk_id``."""
+        """Return the ids ``[T]`` int32 of ``text``, no markers; unknown words give ``unk_id``."""
         return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
     def decode(self, token_ids: Sequence[int] | TokenIds) -> str:
