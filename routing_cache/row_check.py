@@ -9,6 +9,7 @@ that are not clean are judged row by row, by one definition.
 from __future__ import annotations
 
 import threading
+from importlib import import_module
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from routing_cache.errors import LayoutError, RowCountError
 from routing_cache.layout import Mask, RowLayout, Rows, expand_mask
 
 try:
-    from routing_cache._kernel import all_rows_good
+    all_rows_good = import_module("routing_cache._kernel").all_rows_good
 except ImportError:  # no compiler where the package was installed
     all_rows_good = None
 

@@ -1,6 +1,6 @@
 """Bytes of routing rows that a trainer holds: exact sizes of its tables, and a traced peak.
 
-Unique bytes are one byte an id for every (fed token, MoE layer of the rank) of the samples that
+Unique bytes are one byte per id for every (fed token, MoE layer of the rank) of the samples that
 the rank trains: what would remain if nothing were padded, widened or copied.
 """
 
@@ -18,7 +18,7 @@ from agent_rl.types import TrainSample
 from routing_cache import ArrayRows, RowLayout
 
 ALIGNMENT = 8  # the trainer's, without context or sequence parallelism
-_LARGE = RowLayout(
+LARGE = RowLayout(
     num_hidden_layers=48, moe_layers=tuple(range(48)), num_experts=128, moe_top_k=8
 )  # Qwen3-30B-A3B
 
@@ -41,19 +41,14 @@ class RowBytes:
 def measure_row_bytes(
     *, num_samples: int = 64, long_tokens: int = 38_000, seed: int = 0
 ) -> RowBytes:
-    """Lay out made samples of a large model's layout; no model is needed.
-
-    Their lengths are log-normal, 300 to 8,000 tokens, half of them below 2,000.
-    """
-    rng = np.random.default_rng(seed)
-    lengths = np.clip(rng.lognormal(7.6, 0.5, num_samples), 300, 8_000).astype(int)
-    samples = [_sample(rng, int(n), _LARGE) for n in lengths]
-    long = _sample(rng, long_tokens, _LARGE)
+    """Lay out :func:`large_samples` and a very long one; no model is needed."""
+    samples = large_samples(num_samples, seed)
+    long = _sample(np.random.default_rng(seed + 1), long_tokens, LARGE)
     stage = range(12)  # of 4 pipeline stages
-    unique = fed_tokens(long) * _LARGE.row_bytes
+    unique = fed_tokens(long) * LARGE.row_bytes
     peak, held = _traced(long, range(48))
     stage_peak, _ = _traced(long, stage)
-    stage_unique = fed_tokens(long) * len(stage) * _LARGE.moe_top_k
+    stage_unique = fed_tokens(long) * len(stage) * LARGE.moe_top_k
     return RowBytes(
         routing_bytes_over_unique=_over_unique(samples, packed=False),
         routing_bytes_over_unique_packed=_over_unique(samples, packed=True),
@@ -67,25 +62,35 @@ def measure_row_bytes(
     )
 
 
+def large_samples(num_samples: int, seed: int = 0) -> list[TrainSample]:
+    """Make samples of a large model's layout, of the lengths of a step.
+
+    Lengths are log-normal, 300 to 8,000 tokens, half of them below 2,000.
+    """
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(7.6, 0.5, num_samples), 300, 8_000).astype(int)
+    return [_sample(rng, int(n), LARGE) for n in lengths]
+
+
 def _over_unique(samples: Sequence[TrainSample], *, packed: bool) -> float:
-    """Bytes of all tables of a step, masks included, over the unique bytes."""
+    """Return the bytes of all tables of a step, masks included, over the unique bytes."""
     plan = plan_micro_batches(
         [fed_tokens(s) for s in samples], token_budget=8_192, alignment=ALIGNMENT, packed=packed
     )[0]
     held = 0
     for index, chosen in enumerate(plan):
         table = lay_out(
-            samples, chosen, index=index, layout=_LARGE, packed=packed, alignment=ALIGNMENT
+            samples, chosen, index=index, layout=LARGE, packed=packed, alignment=ALIGNMENT
         ).table(replay=True)
         held += sum(t.nbytes for t in (table.rows, table.present, table.padding))
-    return held / sum(fed_tokens(s) * _LARGE.row_bytes for s in samples)
+    return held / sum(fed_tokens(s) * LARGE.row_bytes for s in samples)
 
 
 def _traced(sample: TrainSample, layers: Sequence[int]) -> tuple[int, int]:
-    """Peak and remaining bytes of laying one sample out, everything of the micro-batch included."""
+    """Return peak and remaining bytes of laying one sample out, with the whole micro-batch."""
     tracemalloc.start()
     try:
-        batch = lay_out([sample], [0], index=0, layout=_LARGE, layers=layers, alignment=ALIGNMENT)
+        batch = lay_out([sample], [0], index=0, layout=LARGE, layers=layers, alignment=ALIGNMENT)
         held, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -94,7 +99,7 @@ def _traced(sample: TrainSample, layers: Sequence[int]) -> tuple[int, int]:
 
 
 def _sample(rng: np.random.Generator, num_tokens: int, layout: RowLayout) -> TrainSample:
-    """A sample with a third of its tokens trained and random sets of distinct experts."""
+    """Make a sample with a third of its tokens trained and random sets of distinct experts."""
     ids = rng.integers(0, 1000, num_tokens, dtype=np.int32)
     shape = (num_tokens - 1, layout.num_moe_layers, 1)
     first = rng.integers(0, layout.num_experts, shape, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""What a trainer's step costs: with replay against without, Megatron against transformers.
+"""The cost of a trainer's step: with replay against without, Megatron against transformers.
 
 A random model of a size at which products outweigh Python, random samples, and its own live
 routing as the rows: replay then computes exactly what no replay computes, and only its cost is
@@ -22,6 +22,7 @@ from transformers.utils import logging as hf_logging
 
 from agent_rl.bench.random_steps import Report, Step, random_samples, step_config, time_rounds
 from agent_rl.bench.row_bytes import ALIGNMENT, RowBytes, measure_row_bytes
+from agent_rl.bench.row_check_cost import measure_row_check
 from agent_rl.bench.transformers_step import EXPERTS, TransformersStep
 from agent_rl.config.objective import objective
 from agent_rl.config.schema import RunConfig, TrainerConfig
@@ -69,6 +70,7 @@ class TrainerBench:
     replay_over_off_wall: Ratio
     megatron_over_transformers_cpu: Ratio
     megatron_over_transformers_wall: Ratio
+    row_check_over_bare_cpu: Ratio  # rows of a step checked in the layout, over bare check_rows
     transformers_experts: str  # the faster one here
     num_rounds: int
     num_fed_tokens: int
@@ -76,10 +78,11 @@ class TrainerBench:
     row_bytes: RowBytes
 
     def to_json(self) -> dict[str, float | int | str]:
-        """Flat: ``replay_step_over_off`` and ``megatron_over_transformers`` are the CPU medians."""
+        """Return flat figures; the ratios named without a suffix are the CPU medians."""
         flat: dict[str, float | int | str] = {
             "replay_step_over_off": self.replay_over_off_cpu.median,
             "megatron_over_transformers": self.megatron_over_transformers_cpu.median,
+            "row_check_over_bare": self.row_check_over_bare_cpu.median,
         }
         for name, value in vars(self).items():
             if isinstance(value, Ratio):
@@ -92,7 +95,7 @@ class TrainerBench:
 
 
 def measure_trainer(*, num_rounds: int = 9, report: Report = lambda text: None) -> TrainerBench:
-    """Time the three steps ``num_rounds`` times, and size the routing tables."""
+    """Time the three steps and the check of rows ``num_rounds`` times, and size the tables."""
     torch.set_num_threads(1)
     hf_logging.disable_progress_bar()
     with tempfile.TemporaryDirectory(prefix="bench-trainer-") as work:
@@ -118,12 +121,13 @@ def measure_trainer(*, num_rounds: int = 9, report: Report = lambda text: None) 
         for trainer in trainers.values():
             trainer.close()
         num_parameters = sum(p.numel() for p in trainers["off"].publish_weights().values())
-    report("sizing routing tables")
+    report("checking the rows of a step, and sizing its tables")
     return TrainerBench(
         replay_over_off_cpu=Ratio.of(cpu["r3"], cpu["off"]),
         replay_over_off_wall=Ratio.of(wall["r3"], wall["off"]),
         megatron_over_transformers_cpu=Ratio.of(cpu["off"], cpu["transformers"]),
         megatron_over_transformers_wall=Ratio.of(wall["off"], wall["transformers"]),
+        row_check_over_bare_cpu=Ratio.of(*measure_row_check(num_rounds)),
         transformers_experts=experts,
         num_rounds=num_rounds,
         num_fed_tokens=sum(map(fed_tokens, samples)),
@@ -149,7 +153,7 @@ def made_samples(config: RunConfig, folder: Path, seed: int = 0) -> list[TrainSa
 def micro_batches(
     samples: Sequence[TrainSample], config: RunConfig, folder: Path
 ) -> list[MicroBatch]:
-    """The micro-batches that the trainer makes of ``samples``."""
+    """Return the micro-batches that the trainer makes of ``samples``."""
     trainer = MegatronTrainer(config, folder)
     layout = trainer.row_layout
     trainer.close()
@@ -167,7 +171,7 @@ def micro_batches(
 def _faster_experts(
     folder: Path, config: RunConfig, batches: Sequence[MicroBatch], clip: tuple[float, float]
 ) -> str:
-    """The experts implementation with the lowest CPU time of two steps, the first being warm-up."""
+    """Return the experts implementation with the lowest CPU time after a warm-up step."""
     spent = {}
     for experts in EXPERTS:
         step = TransformersStep(folder, config, experts)

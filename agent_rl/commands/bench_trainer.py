@@ -15,7 +15,7 @@ def trainer(
     rounds: Annotated[int, typer.Option(help="paired rounds of the three steps", min=2)] = 9,
     json: Annotated[Path | None, typer.Option(help="also write flat JSON here")] = None,
 ) -> None:
-    """A step with replay against without, Megatron against transformers, bytes of routing rows."""
+    """A step with replay and without, by Megatron and transformers; bytes and checks of rows."""
     from agent_rl.bench.trainer import measure_trainer
 
     console = make_console()

@@ -7,10 +7,10 @@ reads all take them from here.
 Example:
     >>> @section
     ... class Oven:
-    ...     heat: PositiveInt = key(180, "degrees inside", le=300)
-    >>> Oven(heat=301)
+    ...     heat: Fraction = key(0.5, "of full power")
+    >>> Oven(heat=2)
     Traceback (most recent call last):
-    agent_rl.errors.ConfigError: Oven: heat: got 301 (int), expected int, from 1 to 300
+    agent_rl.errors.ConfigError: Oven: heat: got 2 (int), expected float, from 0 to 1
 """
 
 from __future__ import annotations

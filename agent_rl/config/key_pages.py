@@ -24,7 +24,7 @@ whole configuration as `config.yaml`. This page is made from
 """
 
 
-def sections() -> list[Section]:
+def sections() -> tuple[Section, ...]:
     """Return every key of a configuration, in the order of its declaration."""
     return sections_of(RunConfig)
 

@@ -5,6 +5,7 @@ All of it comes from pydantic's own description of the schema.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ class Key:
 
     @property
     def expected(self) -> str:
-        """Type and range together."""
-        return f"{self.kind}, {self.limits}" if self.limits else self.kind
+        """Type and range together; the form of a text says both."""
+        parts = [self.limits] if self.kind == "str" else [self.kind, self.limits]
+        return ", ".join(part for part in parts if part) or self.kind
 
     @property
     def about(self) -> str:
@@ -49,13 +51,15 @@ class Section:
     keys: tuple[Key, ...]
 
 
-def sections_of(schema: type[object]) -> list[Section]:
+@functools.cache
+def sections_of(schema: type[object]) -> tuple[Section, ...]:
     """Return every key of ``schema``, a section, in the order of its declaration."""
     described = TypeAdapter(schema).json_schema()
-    return list(_sections("", described, described.get("$defs", {})))
+    return tuple(_sections("", described, described.get("$defs", {})))
 
 
-def keys_of(schema: type[object]) -> dict[str, Key]:
+@functools.cache
+def keys_of(schema: type[object]) -> Mapping[str, Key]:
     """Return every key of ``schema`` by its dotted name."""
     return {key.name: key for section in sections_of(schema) for key in section.keys}
 

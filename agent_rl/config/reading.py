@@ -179,22 +179,22 @@ def _build(schema: type[_T], tree: dict[str, Any]) -> tuple[_T | None, list[Refu
 
 def _left_open(schema: type[object], tree: Mapping[str, Any]) -> list[Refusal]:
     """Refuse the keys whose value is ``???``, which OmegaConf has for "to be given"."""
-    names = [name for name, value in _items(tree) if value == "???"]
-    keys = keys_of(schema) if names else {}
+    keys = keys_of(schema)
     return [
-        Refusal(name, f"no value given, expected {keys[name].expected}", None, out_of_range=False)
-        for name in names
-        if name in keys
+        Refusal(name, f"no value given, expected {keys[name].expected}", value, out_of_range=False)
+        for name, value in _items(tree)
+        if value == "???" and name in keys
     ]
 
 
 def _without(tree: Mapping[str, Any], keys: set[str], prefix: str = "") -> dict[str, Any]:
     """Return a copy of ``tree`` that lacks the dotted ``keys``."""
-    return {
-        key: _without(value, keys, f"{prefix}{key}.") if isinstance(value, dict) else value
-        for key, value in tree.items()
-        if f"{prefix}{key}" not in keys
-    }
+    rest: dict[str, Any] = {}
+    for key, value in tree.items():
+        if f"{prefix}{key}" not in keys:
+            inner = cast(dict[str, Any], value) if isinstance(value, dict) else None
+            rest[key] = value if inner is None else _without(inner, keys, f"{prefix}{key}.")
+    return rest
 
 
 def _items(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

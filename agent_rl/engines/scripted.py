@@ -1,4 +1,4 @@
-"""A generator that says what a script tells it: for tests, and for agents written by hand.
+"""Generator that says what a script tells it: for tests, and for agents written by hand.
 
 Log-probabilities and routing rows are synthetic but well-formed: row p depends on the tokens
 0..p and the weight version only, as real rows do, so shared prefixes agree.
@@ -90,7 +90,7 @@ class ScriptedGenerator:
 
 
 def synthetic_rows(token_ids: TokenIds, layout: RowLayout, weight_version: int) -> Rows:
-    """Rows ``[T, L, K]`` that are a function of each prefix: K distinct expert ids a layer."""
+    """Return rows ``[T, L, K]`` that are a function of each prefix, K distinct ids per layer."""
     num_layers, moe_top_k = layout.num_moe_layers, layout.moe_top_k
     rows = np.empty((len(token_ids), num_layers, moe_top_k), dtype=np.int64)
     state = zlib.crc32(str(weight_version).encode())

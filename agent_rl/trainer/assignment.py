@@ -1,4 +1,4 @@
-"""Which samples share a micro-batch, on which data-parallel rank."""
+"""Assignment of samples to micro-batches and data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Plan = list[list[tuple[int, ...]]]  # by data-parallel rank: micro-batches of sa
 
 
 def needs_equal_shapes(config: TrainerConfig) -> bool:
-    """Whether all micro-batches of a mini-batch must have one shape, on all ranks.
+    """Tell whether all micro-batches of a mini-batch must have one shape, on all ranks.
 
     The all-gather dispatcher joins the tokens of expert-parallel ranks in one tensor; stages of an
     interleaved pipeline cannot tell each other their shapes. Padding makes up the difference, so
@@ -31,7 +31,7 @@ def plan_micro_batches(
     multiple_of: int = 1,
     packed: bool = False,
 ) -> Plan:
-    """Which samples go into which micro-batch of which data-parallel rank.
+    """Assign samples to the micro-batches of every data-parallel rank.
 
     ``lengths`` are fed tokens. Samples are sorted by length so that little is padded, dealt to the
     ranks in turn, and joined while the padded (or packed) size stays within ``token_budget``; a

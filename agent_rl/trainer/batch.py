@@ -4,7 +4,7 @@ A sample of T tokens feeds tokens 0..T-2: the last sampled token is never fed, s
 At fed position p the logits predict token p+1 and the routers use row p. Every per-token value of
 a *target* (loss mask, advantage, log-prob) therefore sits at the position that predicts it.
 
-Where a position lies on this rank says ``grid``; a rank reads only the layers of its pipeline
+``grid`` says where a position lies on this rank; a rank reads only the layers of its pipeline
 stage and the tokens of its context- and sequence-parallel part from a sample's rows.
 
 Axis letters: B grid rows, S local columns, S' columns of this sequence-parallel rank, L MoE layers
@@ -37,7 +37,7 @@ class MicroBatch:
     """One forward of this rank. Tensors are on the CPU."""
 
     index: int  # its key in the replay tables, unique within a step
-    samples: tuple[int, ...]  # positions in the step's sample list, one a sequence
+    samples: tuple[int, ...]  # positions in the step's sample list, one per sequence
     lengths: tuple[int, ...]  # fed tokens of each sequence, on all ranks together
     token_ids: torch.Tensor  # [B, S] int64, 0 on padding
     position_ids: torch.Tensor  # [B, S] int64, of the position in its sequence
@@ -60,13 +60,13 @@ class MicroBatch:
         return sum(self.lengths)
 
     def routed(self, field: torch.Tensor) -> torch.Tensor:
-        """A ``[B, S]`` field at the tokens that this rank's routers see, in their order ``[N]``."""
+        """Return a ``[B, S]`` field at the tokens its routers see, in their order ``[N]``."""
         width = field.shape[1] // self.part.sp_size
         own = slice(self.part.sp_rank * width, (self.part.sp_rank + 1) * width)
         return field[:, own].T.flatten()
 
     def table(self, *, replay: bool) -> ReplayTable:
-        """What this rank's routers see; ``replay=False`` routes live."""
+        """Return the orders to this rank's routers; ``replay=False`` routes live."""
         present = self.present.flatten()
         return ReplayTable(
             rows=self.rows.flatten(1, 2),
@@ -77,7 +77,7 @@ class MicroBatch:
 
 
 def fed_tokens(sample: TrainSample) -> int:
-    """Tokens of a sample that are fed forward: all but the last."""
+    """Count the tokens of a sample that are fed forward: all but the last."""
     return max(0, expected_rows(len(sample.token_ids)))
 
 
@@ -96,7 +96,7 @@ def lay_out(
     longest: int = 1,
     use_rows: bool = True,
 ) -> MicroBatch:
-    """This rank's part of ``samples[i] for i in indices``, laid out as one micro-batch.
+    """Lay this rank's part of ``samples[i] for i in indices`` out as one micro-batch.
 
     ``reduction`` and, for ``constant``, ``longest`` say what the loss is a mean over.
     ``layers`` are the global numbers of the MoE layers that this rank runs (None: all),
@@ -141,7 +141,7 @@ def lay_out(
 
 @dataclass
 class _Values:
-    """What has one number a position, ``[B, S]`` each."""
+    """Arrays with one number per position, ``[B, S]`` each."""
 
     ids: np.ndarray
     positions: np.ndarray
@@ -184,7 +184,7 @@ class _Values:
 
 
 def _loss_units(mask: np.ndarray, reduction: Reduction, longest: int) -> _Share:
-    """Weights and units of one sequence ``[T-1]``: a unit is a token, or a whole sequence."""
+    """Return weights and units of one sequence ``[T-1]``; a unit is a token, or the sequence."""
     if reduction == "token":
         return mask.astype(np.float32), mask.astype(np.int32)
     weights = mask / (longest if reduction == "constant" else max(1, mask.sum()))
@@ -195,7 +195,7 @@ def _loss_units(mask: np.ndarray, reduction: Reduction, longest: int) -> _Share:
 
 
 def row_dtype(num_experts: int) -> np.dtype:
-    """Narrowest dtype that numpy and torch share for ids below ``num_experts``."""
+    """Return the narrowest dtype that numpy and torch share for ids below ``num_experts``."""
     return np.dtype(np.uint8 if num_experts <= 256 else np.int16)
 
 
@@ -207,7 +207,7 @@ def _lay_out_rows(
     layout: RowLayout,
     slots: tuple[int, ...],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows ``[L, S', B, K]`` of this rank's layers and columns, and which are present ``[S', B]``.
+    """Return rows ``[L, S', B, K]`` of this rank's layers and columns, and a mask of those present.
 
     Padding is numbered through over all sequences and ranks, so that it walks evenly over the
     experts whatever the shape and whoever holds it.
@@ -247,7 +247,7 @@ def _lay_out_rows(
 def _sample_rows(
     sample: TrainSample, start: int, stop: int, slots: tuple[int, ...], layout: RowLayout
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Checked rows ``[stop - start, len(slots), K]`` and which are present ``[stop - start]``."""
+    """Return checked rows ``[stop - start, len(slots), K]`` and a mask of those present."""
     assert sample.routed_experts is not None
     every = len(slots) == len(layout.moe_layers)
     rows, present = sample.routed_experts.gather(

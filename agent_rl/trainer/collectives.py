@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def gather(value: T) -> list[T]:
-    """``value`` of every rank, in rank order. Collective over all ranks; pickles."""
+    """Return ``value`` of every rank, in rank order. Collective over all ranks; pickles."""
     if dist.get_world_size() == 1:
         return [value]
     values: list[T | None] = [None] * dist.get_world_size()
@@ -50,7 +50,7 @@ def failing_together() -> Iterator[None]:
 
 
 def all_true(condition: bool, device: torch.device) -> bool:
-    """Whether ``condition`` holds on every rank. Collective over all ranks."""
+    """Tell whether ``condition`` holds on every rank. Collective over all ranks."""
     if dist.get_world_size() == 1:
         return condition
     flag = torch.tensor(int(condition), dtype=torch.int32, device=device)

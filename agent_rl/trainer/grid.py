@@ -1,4 +1,4 @@
-"""Where each position of a micro-batch's sequences lies on this rank: padded, packed, CP and SP.
+"""Places of a micro-batch's positions on this rank: padded, packed, under CP and SP.
 
 Everything that is laid out goes through the spans of a ``Grid``, so that ids, masks, values and
 routing rows cannot end up at different places.
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of every micro-batch a rank holds."""
+    """The part of every micro-batch that a rank holds."""
 
     cp_rank: int = 0
     cp_size: int = 1
@@ -32,7 +32,7 @@ class Part:
 
     @property
     def divisor(self) -> int:
-        """What the whole width must be a multiple of."""
+        """The number that the whole width must be a multiple of."""
         return math.lcm(2 * self.cp_size if self.cp_size > 1 else 1, self.cp_size * self.sp_size)
 
 
@@ -116,7 +116,7 @@ def packed_grid(
 
 
 def aligned(length: int, alignment: int) -> int:
-    """``length`` rounded up to a multiple of ``alignment``, at least one multiple."""
+    """Return ``length`` rounded up to a multiple of ``alignment``, at least one multiple."""
     return max(1, math.ceil(length / alignment)) * alignment
 
 

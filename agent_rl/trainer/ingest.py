@@ -19,7 +19,7 @@ _NAMED = 8  # samples named in an error
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many fed and trained tokens the update replays; under r2 and off nothing is missing."""
+    """Counts of fed, trained and replayed tokens; under r2 and off nothing is missing."""
 
     fed: int
     fed_replayed: int
@@ -108,7 +108,7 @@ def verify_samples(samples: Sequence[TrainSample]) -> None:
 
 
 def _refuse_not_finite(samples: Sequence[TrainSample]) -> None:
-    """A log-prob that is not a number would pass every comparison with a bound, F(2)'s included."""
+    """Refuse a log-prob that is no number: it would pass every comparison, F(2)'s included."""
     found = []
     for sample in samples:
         for name in ("rollout_logprobs", "advantages"):

@@ -1,4 +1,4 @@
-"""Which layers the model is built of: Transformer Engine's, or the portable ones of ``layers``.
+"""Layers that the model is built of: Transformer Engine's, or the portable ones of ``layers``.
 
 Transformer Engine needs a CUDA device: fused norms, grouped matrix products for the experts, its
 own attention kernels. Router and dispatcher are Megatron's in both, so replay is the same code;
@@ -31,7 +31,7 @@ Implementation = Literal["local", "transformer_engine"]  # as Megatron calls the
 
 
 def implementation(wanted: Literal["auto", "portable", "transformer_engine"]) -> Implementation:
-    """What ``trainer.layer_spec`` comes to here; ``auto``: Transformer Engine where it can run.
+    """Decide ``trainer.layer_spec``; ``auto`` is Transformer Engine where it can run.
 
     Raises ``ConfigError`` when it is asked for and cannot.
     """

@@ -136,7 +136,7 @@ class SDPAttention(MegatronModule):
         return gather_from_sequence_parallel_region(x.contiguous(), group=self.cp_group)
 
     def _zigzag_mask(self, length: int, device: torch.device) -> torch.Tensor:
-        """Which gathered key positions a local query may see, bool ``[length, length * cp]``."""
+        """Return the key positions that a local query may see, bool ``[length, length * cp]``."""
         size, half = self.cp_group.size(), length // 2
 
         def positions(rank: int) -> torch.Tensor:

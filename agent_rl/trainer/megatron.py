@@ -54,7 +54,7 @@ ReplayMode = Literal["off", "r2", "r3", "mixed"]
 
 @dataclass(frozen=True)
 class _MiniBatch:
-    """What one optimizer step trains."""
+    """The share of one optimizer step."""
 
     batches: list[MicroBatch]  # of this data-parallel rank
     has_targets: bool  # of any rank: all ranks must agree whether to step, or one waits for ever
@@ -109,7 +109,7 @@ class MegatronTrainer:
 
     @property
     def is_torn(self) -> bool:
-        """Whether the weights are between two versions: something failed while they moved."""
+        """True while the weights are between two versions: something failed while they moved."""
         return self._is_torn
 
     @property
@@ -122,7 +122,7 @@ class MegatronTrainer:
         return self._shape.row_layout
 
     def step(self, samples: Sequence[TrainSample]) -> dict[str, float]:
-        """One RL step over ``samples``; returns metrics and raises ``weight_version`` by one.
+        """Take one RL step over ``samples``; returns metrics and raises ``weight_version`` by one.
 
         Raises ``ReplayError`` before any weight moves when rows are damaged, stale or, in strict
         mode, missing; ``TrainerError`` when loss or gradient are not finite. After a failure behind
@@ -261,7 +261,7 @@ class MegatronTrainer:
         *,
         first_index: int,
     ) -> list[MicroBatch]:
-        """This data-parallel rank's micro-batches of some samples, their rows handed to replay."""
+        """Make this data-parallel rank's micro-batches; hand their rows to replay."""
         uses = replays_rows(mode)
         batches = self._micro_batches.batches(
             samples,
@@ -278,7 +278,7 @@ class MegatronTrainer:
     def _old_logprobs(
         self, batches: Sequence[MicroBatch], mode: ReplayMode, totals: StepTotals
     ) -> dict[int, torch.Tensor]:
-        """Old-policy log-probs ``[N]`` by micro-batch; under r2 its routing is kept for replay."""
+        """Return old-policy log-probs ``[N]`` by micro-batch; r2 keeps the routing for replay."""
         old: dict[int, torch.Tensor] = {}
 
         def take(batch: MicroBatch, scaled: torch.Tensor) -> None:
@@ -294,7 +294,7 @@ class MegatronTrainer:
         return old
 
     def _reference_logprobs(self, batches: Sequence[MicroBatch]) -> dict[int, torch.Tensor]:
-        """The frozen reference's log-probs ``[N]`` by micro-batch, its own routers choosing."""
+        """Return the reference's log-probs ``[N]`` by micro-batch, its own routers choosing."""
         ref: dict[int, torch.Tensor] = {}
         if self._reference is None:
             return ref
@@ -314,7 +314,7 @@ class MegatronTrainer:
         ref: Mapping[int, torch.Tensor],
         totals: StepTotals,
     ) -> None:
-        """One optimizer step over one mini-batch; none when nothing in it is trained."""
+        """Take one optimizer step over one mini-batch; none when nothing in it is trained."""
         if not mini.has_targets:
             totals.empty_mini_batches += 1
             return
@@ -334,7 +334,7 @@ class MegatronTrainer:
         batch: MicroBatch,
         output: torch.Tensor,
     ) -> ScheduleLoss:
-        """Summed weighted loss and its units; Megatron divides the gradient by all units."""
+        """Return the summed weighted loss and its units, by which Megatron divides the gradient."""
         scaled = logprobs.sampled_logits(output, batch, self._temperature)
         mask, device = batch.loss_mask, scaled.device
         current = logprobs.token_logprobs(scaled, batch.labels[mask].to(device))

@@ -23,7 +23,7 @@ _ALIGNMENT = 8  # whole widths are multiples of it: fewer distinct shapes to all
 
 @dataclass(frozen=True)
 class MicroBatcher:
-    """How one rank lays micro-batches out. Every rank plans for all and takes its own."""
+    """Layout of micro-batches on one rank. Every rank plans for all and takes its own."""
 
     layout: RowLayout
     layers: tuple[int, ...]  # global numbers of this rank's MoE layers
@@ -62,7 +62,7 @@ class MicroBatcher:
         reduction: Reduction = "token",
         longest: int = 1,
     ) -> list[MicroBatch]:
-        """This rank's micro-batches of ``samples[i] for i in indices``.
+        """Return this rank's micro-batches of ``samples[i] for i in indices``.
 
         Numbered from ``first_index``; the last three keywords are those of ``lay_out``. Raises
         ``ReplayError`` for rows that are damaged or of another model.

@@ -131,7 +131,7 @@ class PolicyOptimizer:
         return kinds
 
     def kinds_of_state(self, num_steps: int) -> list[str]:
-        """What ``state_of`` has, and ``load_state`` reads, after ``num_steps`` steps."""
+        """Name what ``state_of`` has, and ``load_state`` reads, after ``num_steps`` steps."""
         return [*(MOMENTS if num_steps else ()), *((MASTER,) if self._has_masters else ())]
 
     @torch.no_grad()

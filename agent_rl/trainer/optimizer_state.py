@@ -1,4 +1,4 @@
-"""Where Megatron's optimizers keep a parameter's state, read and written in the parameter's shape.
+"""A parameter's state in Megatron's optimizers, read and written in the parameter's shape.
 
 Plain optimizers keep whole tensors. The distributed one keeps a run of each flattened parameter
 on every data-parallel rank, none where another rank has all of it.
@@ -53,7 +53,7 @@ def states_of(
 
 
 def set_num_steps(optimizer: MegatronOptimizer, num_steps: int) -> None:
-    """Where the inner optimizer counts steps by group of parameters, as the fused Adam does."""
+    """Set the number of steps where it is counted by group of parameters, as in the fused Adam."""
     chained: Any = optimizer
     for one in getattr(chained, "chained_optimizers", [chained]):
         if one.optimizer is None or isinstance(one.optimizer, torch.optim.Adam):

@@ -50,7 +50,7 @@ def initialize(config: TrainerConfig, *, seed: int) -> None:
 
 
 def own_part(config: TrainerConfig) -> Part:
-    """Which part of every micro-batch this rank holds."""
+    """Return the part of every micro-batch that this rank holds."""
     sequence = config.sequence_parallel
     return Part(
         cp_rank=parallel_state.get_context_parallel_rank(),
@@ -61,7 +61,7 @@ def own_part(config: TrainerConfig) -> Part:
 
 
 def reports_outputs() -> bool:
-    """Whether this rank speaks for its part of the logits.
+    """Tell whether this rank speaks for its part of the logits.
 
     Only the last pipeline stage has them; of a tensor-parallel group, whose ranks compute the same
     values, the first does. Every sampled token is then reported by exactly one rank.

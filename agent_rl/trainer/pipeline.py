@@ -88,7 +88,7 @@ class Pipeline:
                 )
 
     def _runs(self, batches: Sequence[MicroBatch]) -> list[list[MicroBatch]]:
-        """What one schedule takes: all, or where stages tell no shapes, those of one shape.
+        """Split into what one schedule takes: all, or where stages tell no shapes, one shape each.
 
         Mini-batches differ in theirs, and a forward-only pass may go over several of them.
         """

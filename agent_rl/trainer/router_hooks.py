@@ -1,4 +1,4 @@
-"""What is put into Megatron's routers, and how they are found.
+"""Hooks that are put into Megatron's routers, and the search for those.
 
 Megatron's router hands its top-k to an object it finds in ``router.router_replay``. Megatron's
 own such object sits in a process-wide list, is told from outside which of two actions to take,
@@ -49,7 +49,7 @@ class HookOwner(Protocol):
 
 
 class LayerHook:
-    """What Megatron's ``topk_routing_with_score_function`` calls in place of its own top-k."""
+    """Stand-in for the top-k of Megatron's ``topk_routing_with_score_function``."""
 
     def __init__(self, owner: HookOwner, layer: int) -> None:
         self._owner, self._layer = owner, layer

@@ -34,7 +34,7 @@ from agent_rl.trainer.routing_counts import RoutingCounter, RoutingCounts
 
 @dataclass(frozen=True)
 class ReplayTable:
-    """What the routers of this rank do with one micro-batch.
+    """Orders to the routers of this rank for one micro-batch.
 
     A token is *fixed* when it has a recorded row or is padding; every other token is routed live.
     """
@@ -202,7 +202,7 @@ class RouterReplay:
         self._all_fixed = bool(fixed.all())
 
     def _table(self, device: torch.device) -> ReplayTable:
-        """The current micro-batch's table on the routers' device: one copy a pass, still narrow."""
+        """Return the current table on the routers' device: one copy per pass, still narrow."""
         assert self._current is not None
         if self._moved is None or self._moved[0] != self._current:
             self._moved = self._current, self._tables[self._current].to(device)
@@ -304,7 +304,7 @@ class RouterReplay:
         self._terms[layer] = value * (self._consistency_weight / self._num_moe_layers)
 
     def take_term(self, layer: int) -> torch.Tensor | None:
-        """What ``note_consistency`` left for the output of this layer's router, once."""
+        """Return, once, the term that ``note_consistency`` left for this layer's router."""
         return self._terms.pop(layer, None)
 
     def count_for_bias(self, router: Any, routing_map: torch.Tensor) -> None:

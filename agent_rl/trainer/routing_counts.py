@@ -1,4 +1,4 @@
-"""How far the live routers agree with the replayed rows, and how the experts are loaded.
+"""Agreement of the live routers with the replayed rows, and the load of the experts.
 
 Axis letters: L MoE layers, E experts, K experts per token, N local tokens of a micro-batch, M of
 all counted micro-batches.

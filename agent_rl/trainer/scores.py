@@ -30,7 +30,7 @@ class SampleScore:
 
 @dataclass(frozen=True)
 class ScoredTokens:
-    """What one rank knows of the sampled tokens of one micro-batch; ``[N]`` each."""
+    """One rank's knowledge of the sampled tokens of one micro-batch; ``[N]`` each."""
 
     samples: np.ndarray  # positions in the step's sample list
     targets: np.ndarray  # positions of the sampled tokens in their sample

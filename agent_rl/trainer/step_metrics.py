@@ -1,4 +1,4 @@
-"""What one step reports, summed up over its micro-batches and, if need be, over its ranks.
+"""The report of one step, summed up over its micro-batches and, if need be, over its ranks.
 
 Every rank collects sums, counts and maxima of the tokens it saw; ``reduce`` adds them up before
 ``metrics`` divides. No rank ever averages averages.
@@ -23,7 +23,7 @@ from agent_rl.trainer.router_replay import ConsistencySums
 from agent_rl.trainer.routing_counts import RoutingCounts
 from agent_rl.types import TrainSample
 
-Sums = dict[str, NDArray[np.float64]]  # scalars, and one vector a layer; keys may differ by rank
+Sums = dict[str, NDArray[np.float64]]  # scalars, and one vector per layer; keys may differ by rank
 Reduce = Callable[[Sums], Sums]
 
 
@@ -80,7 +80,7 @@ class StepTotals:
         _add(self.tokens, {f"old/{name}": v.sum() for name, v in values.items()})
 
     def add_routing(self, counts: RoutingCounts) -> None:
-        """Agreement of live routers and rows; ``tokens_with_flip`` is over all stages' layers."""
+        """Add the agreement of live routers and rows; ``tokens_with_flip`` is over all layers."""
         found: dict[str, torch.Tensor] = {}
         for slot, layer in enumerate(counts.layers):
             found[f"flips/{layer}"] = counts.flips[slot]
@@ -91,7 +91,7 @@ class StepTotals:
         _add(self.routers, found)
 
     def add_consistency(self, sums: ConsistencySums) -> None:
-        """The router-consistency term of the updates; nothing where it is off."""
+        """Add the router-consistency term of the updates; nothing where it is off."""
         for slot, layer in enumerate(self._layers):
             if float(sums.weights[slot]):
                 found = {"value": sums.values[slot], "weight": sums.weights[slot]}
@@ -100,7 +100,7 @@ class StepTotals:
     def add_loss(
         self, loss: torch.Tensor, units: torch.Tensor, inputs: LossInputs, out: LossOutput
     ) -> None:
-        """One micro-batch of an update: summed loss, its units, per-token ``[N]`` details."""
+        """Add one micro-batch of an update: summed loss, its units, per-token ``[N]`` details."""
         gap = (inputs.logprobs.detach() - inputs.old_logprobs).double()
         found = {"loss": loss, "units": units, "tokens": torch.tensor(out.ratio.numel())}
         found |= {
@@ -127,7 +127,7 @@ class StepTotals:
         self.maxima = maxima(self.maxima)
 
     def metrics(self) -> dict[str, float]:
-        """``ratio_max`` is the largest of w and 1/w over the updates' tokens."""
+        """Return all metrics; ``ratio_max`` is the largest of w and 1/w of the updates' tokens."""
         out = dict(self._shared)
         norms = [update.grad_norm for update in self._updates] or [0.0]
         out |= {"grad_norm": float(np.mean(norms)), "grad_norm_max": float(np.max(norms))}
@@ -153,7 +153,7 @@ class StepTotals:
         return out | {"alarm_f2": float(f2_alarm(out["f_2"]))}
 
     def _router_metrics(self) -> dict[str, float]:
-        """Rates by layer and over all; nothing where no row was replayed."""
+        """Return rates by layer and over all; nothing where no row was replayed."""
         out: dict[str, float] = {}
         tokens, flips = _named(self.routers, "tokens/"), _named(self.routers, "flips/")
         rates = {layer: flips[layer] / n for layer, n in _by_layer(tokens) if n}
@@ -196,7 +196,7 @@ def _by_layer(values: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def add_sums(parts: Sequence[Sums]) -> Sums:
-    """The sum of several ranks' parts; a key that a rank lacks counts as 0."""
+    """Return the sum of several ranks' parts; a key that a rank lacks counts as 0."""
     total: Counter[str] = Counter()
     for part in parts:
         for name, value in part.items():

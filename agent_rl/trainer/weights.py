@@ -87,7 +87,7 @@ class ParamMap:
         return tuple(Slice(name, self.axis, index, count) for name in self.hf_names)
 
     def read(self, source: TensorSource) -> list[torch.Tensor]:
-        """What the parameters should hold, from Hugging Face tensors."""
+        """Return what the parameters should hold, from Hugging Face tensors."""
         parts = [source.part(s.name, s.axis, s.index, s.count) for s in self.slices]
         return self.to_local(parts)
 

@@ -107,7 +107,7 @@ class BalancedEngine:
         return sum(member.in_service for member in self._members)
 
     def metrics(self) -> dict[str, float]:
-        """Counters of the fleet and, summed, of its engines."""
+        """Return the counters of the fleet and, summed, of its engines."""
         summed: dict[str, float] = {}
         for member in self._members:
             for key, value in member.engine.stats.to_metrics("engine").items():
@@ -150,7 +150,7 @@ class BalancedEngine:
             self.stats.requests_repeated += 1
 
     async def score(self, token_ids: TokenIds) -> Floats:
-        """As ``HttpEngine.score``, on the least loaded engine."""
+        """Score as ``HttpEngine.score`` does, on the least loaded engine."""
         member = min(self._in_service(), key=lambda m: m.engine.num_running, default=None)
         if member is None:
             raise EngineUnavailableError("no engine is in service")
@@ -229,7 +229,7 @@ class BalancedEngine:
         return [member for member in self._members if member.in_service]
 
     async def _place(self, request: GenerateRequest) -> _Member:
-        """The engine for this request. Waits while none is in service."""
+        """Choose the engine for this request. Waits while none is in service."""
         deadline = asyncio.get_running_loop().time() + self.options.revive_timeout_s
         while not (members := self._in_service()):
             self._changed.clear()
@@ -256,7 +256,7 @@ class BalancedEngine:
         return least
 
     def _settle(self, member: _Member, request: GenerateRequest) -> bool:
-        """Book the session on ``member``; whether it was on another one before."""
+        """Book the session on ``member``; return whether it was on another one before."""
         home = self._home.get(request.session_id)
         self._home[request.session_id] = member
         member.sessions.add(request.session_id)

@@ -1,4 +1,4 @@
-"""Which engine has which prefixes warm: an estimate kept on our side, by hashes of token blocks."""
+"""Estimate of the prefixes that each engine has warm, kept here by hashes of token blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BLOCK_TOKENS = 16
 
 
 class PrefixIndex:
-    """Remembers up to ``max_blocks`` blocks an engine, least recently used first out. Mutable.
+    """Remembers up to ``max_blocks`` blocks per engine, least recently used first out. Mutable.
 
     A block's key is a hash over all tokens up to its end, so equal keys mean equal prefixes.
     """
@@ -22,7 +22,7 @@ class PrefixIndex:
         self._max_blocks = max_blocks
 
     def add(self, engine: int, token_ids: TokenIds) -> None:
-        """``token_ids`` is, or will be, in the engine's prefix cache."""
+        """Note that ``token_ids`` is, or will be, in the engine's prefix cache."""
         blocks = self._blocks[engine]
         for key in _keys(token_ids):
             blocks[key] = None
@@ -31,7 +31,7 @@ class PrefixIndex:
             blocks.popitem(last=False)
 
     def warm_tokens(self, token_ids: TokenIds, engines: Iterable[int]) -> dict[int, int]:
-        """Tokens of the longest known prefix, for each of ``engines``, in whole blocks."""
+        """Return the tokens of the longest known prefix by engine, in whole blocks."""
         candidates = set(engines)
         warm = dict.fromkeys(candidates, 0)
         for number, key in enumerate(_keys(token_ids), 1):
@@ -42,7 +42,7 @@ class PrefixIndex:
         return warm
 
     def forget(self, engine: int) -> None:
-        """The engine's cache is gone: it restarted, or its weights changed."""
+        """Forget an engine's cache: it restarted, or its weights changed."""
         self._blocks[engine].clear()
 
 

@@ -1,4 +1,4 @@
-"""``Generator`` over one inference server: what does not depend on the server's dialect.
+"""``Generator`` over one inference server: the part that is the same for every dialect.
 
     generate() ─▶ gate ─▶ check ids ─▶ server ─▶ request id, versions, row count, seam ─▶ Completion
     load_weights() ─▶ close gate ─▶ wait for running ─▶ pause ─▶ load + flush ─▶ verify ─▶ open gate
@@ -149,14 +149,14 @@ class HttpEngine:
             return await self._generate(request)
 
     async def score(self, token_ids: TokenIds) -> Floats:
-        """Log-probs ``[T-1]`` at temperature 1 of tokens 1..T-1 under the server's weights."""
+        """Return log-probs ``[T-1]`` at temperature 1 of tokens 1..T-1 under its weights."""
         await self._gate.wait_open()
         self._check_usable()
         async with self._gate.inside():
             return await self.server.score(token_ids)
 
     async def is_up(self) -> bool:
-        """Whether the server says what it is, now."""
+        """Ask the server what it is; False where it does not say."""
         try:
             await self.server.facts()
         except EngineError:
@@ -183,7 +183,7 @@ class HttpEngine:
 
     @asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:
-        """No request runs on the server inside the block; new ones wait before it."""
+        """Keep requests off the server inside the block; new ones wait before it."""
         self._gate.shut()
         timeout_s = self._deployment.drain_timeout_s
         try:
@@ -211,7 +211,7 @@ class HttpEngine:
             ) from error
 
     async def replace_weights(self, weights: Weights, version: int) -> None:
-        """The update itself; call it inside :meth:`closed`. Mutates the server.
+        """Carry out the update; call it inside :meth:`closed`. Mutates the server.
 
         ``weights`` are kept for a server that restarts: they must not change afterwards.
         """
@@ -236,7 +236,7 @@ class HttpEngine:
             await self.server.resume()
 
     async def recover(self) -> None:
-        """After the server came back: restore its weights and take requests again."""
+        """Restore the weights of a server that came back, and take requests again."""
         async with self.closed():
             await self.restore_weights()
 
@@ -351,7 +351,7 @@ class HttpEngine:
             raise
 
     def _versions(self, reply: ServerReply, version_before: int) -> tuple[int, ...]:
-        """Versions that sampled, ascending. A restarted server names the one it started with."""
+        """Return the versions that sampled, ascending. A restarted server names its first one."""
         expected = {version_before, self._version}
         if not reply.weight_versions:
             versions = expected

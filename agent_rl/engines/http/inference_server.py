@@ -1,4 +1,4 @@
-"""What an inference server must be able to do, whatever its dialect. One implementation each.
+"""Abilities of an inference server, whatever its dialect. One implementation per dialect.
 
 ``HttpEngine`` adds on top what does not depend on the server: gates, versions, row arithmetic,
 seam checks, counters.
@@ -16,7 +16,7 @@ from agent_rl.types import FinishReason, Floats, GenerateRequest, Rows, TokenIds
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a server says about itself. ``hazards``: one line for every unsafe setting, with the
+    """A server's word about itself. ``hazards``: one line for every unsafe setting, with the
     change that makes it safe; empty when rows may be replayed."""
 
     engine: str  # "sglang", "vllm"
@@ -58,12 +58,12 @@ class InferenceServer(Protocol):
 
     @property
     def gives_full_logprobs(self) -> bool:
-        """Whether ``return_full_logprobs`` can be served."""
+        """True where ``return_full_logprobs`` can be served."""
         ...
 
     @property
     def seeds_by_position(self) -> bool:
-        """Whether one seed gives other draws at other positions. Where it does not, every request
+        """True where one seed gives other draws at other positions. Elsewhere every request
         begins the same stream of draws, and the turns of an episode would repeat each other's."""
         ...
 
@@ -74,7 +74,7 @@ class InferenceServer(Protocol):
     async def generate(self, request: GenerateRequest, request_id: str) -> ServerReply: ...
 
     async def score(self, token_ids: TokenIds) -> Floats:
-        """Log-probs ``[T-1]`` at temperature 1 of tokens 1..T-1 given those before; fills no
+        """Return log-probs ``[T-1]`` at temperature 1 of tokens 1..T-1; fills no
         cache that matters to anyone."""
         ...
 

@@ -1,4 +1,4 @@
-"""What is refused before a request is sent, how its seed is made, what is refused of its reply."""
+"""Checks of a request before it is sent and of its reply, and the seed of a turn."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check_request(
 
 
 def turn_sampling(sampling: SamplingParams, num_prompt: int) -> SamplingParams:
-    """``sampling`` with a seed that depends on the position too: the same in every run."""
+    """Return ``sampling`` with a seed that depends on the position too: the same in every run."""
     if sampling.seed is None:
         return sampling
     text = f"{sampling.seed}/{num_prompt}".encode()

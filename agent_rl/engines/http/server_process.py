@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -16,19 +15,20 @@ from pathlib import Path
 import httpx
 
 from agent_rl.errors import EngineSetupError, EngineUnavailableError
+from agent_rl.run.process_guard import ProcessGuard
 
-_GUARD = Path(__file__).with_name("process_guard.py")
+_GRACE_S = 10.0  # for a server to end by itself
 _REPOSITORY = Path(__file__).resolve().parents[3]
 _LOG_TAIL_BYTES = 4096
 
 
 def engines_dir() -> Path:
-    """Where engine environments are: ``$AGENT_RL_ENGINES_DIR``, else ``.venvs`` here."""
+    """Return the folder of engine environments: ``$AGENT_RL_ENGINES_DIR``, else ``.venvs`` here."""
     return Path(os.environ.get("AGENT_RL_ENGINES_DIR") or _REPOSITORY / ".venvs")
 
 
 def engine_python(engine: str) -> Path:
-    """The interpreter of an engine's environment.
+    """Return the interpreter of an engine's environment.
 
     Raises:
         EngineSetupError: it has not been built.
@@ -73,25 +73,26 @@ class ServerProcess:
 
     def __init__(self, spec: ServerSpec) -> None:
         self.spec = spec
+        self._guard: ProcessGuard | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.started_at = 0.0
 
     @property
-    def pid(self) -> int | None:
-        """Id of the guard, which leads the server's process group."""
-        return None if self._process is None else self._process.pid
+    def group(self) -> int | None:
+        """Id of the process group that the server and its guard are in."""
+        return None if self._guard is None else self._guard.group
 
     @property
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def cpu_s(self) -> float:
-        """CPU seconds that the living processes of the server's group have used. Linux only."""
+        """Return the CPU seconds that living processes of the server's group used. Linux only."""
         ticks = 0
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
                 fields = stat.read_text().rsplit(")", 1)[1].split()
-                if int(fields[2]) == self.pid:
+                if int(fields[2]) == self.group:
                     ticks += int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -100,15 +101,15 @@ class ServerProcess:
         spec = self.spec
         spec.log_file.parent.mkdir(parents=True, exist_ok=True)
         nice = ("nice", "-n", str(spec.niceness)) if spec.niceness else ()
-        command = [*nice, sys.executable, "-I", "-S", str(_GUARD), *spec.command]
+        self._guard = ProcessGuard(_GRACE_S)
         with spec.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
+                [*nice, *spec.command],
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **spec.environment},
-                start_new_session=True,
+                process_group=self._guard.group,
             )
         self.started_at = time.monotonic()
 
@@ -137,22 +138,24 @@ class ServerProcess:
             f"{spec.log_file}:\n{self.log_tail()}"
         )
 
-    async def stop(self, grace_s: float = 15.0) -> None:
-        """TERM to the group, KILL after ``grace_s``. Idempotent."""
-        process = self._process
-        if process is None:
+    async def stop(self, grace_s: float = _GRACE_S) -> None:
+        """End the server by SIGTERM, and what is left of its group by SIGKILL after ``grace_s``.
+
+        Idempotent.
+        """
+        process, guard = self._process, self._guard
+        if process is None or guard is None:
             return
-        if process.stdin is not None:
-            process.stdin.close()  # the guard ends the group by itself
+        if process.poll() is None:
+            os.killpg(guard.group, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         while process.poll() is None and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        guard.kill()
         process.wait()
 
     def log_tail(self) -> str:
-        """The last 4 KiB of the log."""
+        """Return the last 4 KiB of the log."""
         if not self.spec.log_file.is_file():
             return ""
         with self.spec.log_file.open("rb") as log:
@@ -207,6 +210,7 @@ class Supervisor:
         while True:
             while self.process.is_alive:
                 await asyncio.sleep(0.2)
+            await self.process.stop()  # what it started must not keep its port or its memory
             if time.monotonic() - self.process.started_at > self.policy.healthy_after_s:
                 in_a_row = 0
             if in_a_row >= self.policy.max_restarts:
@@ -215,7 +219,6 @@ class Supervisor:
             await asyncio.sleep(min(self.policy.most_s, self.policy.first_s * 2**in_a_row))
             in_a_row += 1
             self.num_restarts += 1
-            await self.process.stop()
             self.process.start()
             try:
                 await self.process.wait_healthy()

@@ -18,10 +18,10 @@ from agent_rl.types import Floats, TokenIds
 
 
 class WeightReference(Protocol):
-    """Says what weights must give: ``TransformersReference`` for small models."""
+    """Knows what weights must give: ``TransformersReference`` for small models."""
 
     def score(self, weights: Weights, token_ids: TokenIds) -> Floats:
-        """Log-probs ``[T-1]`` of tokens 1..T-1 at temperature 1."""
+        """Return the log-probs ``[T-1]`` of tokens 1..T-1 at temperature 1."""
         ...
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 import httpx
 import orjson
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 
 from agent_rl.errors import (
     CapacityError,
@@ -50,11 +50,10 @@ class HttpReply:
     """A reply with status 200 from ``where``."""
 
     body: bytes
-    seconds: float
     where: str = ""
 
     def json_object(self) -> dict[str, Any]:
-        """The body. Raises EngineReplyError when it is anything but a JSON object."""
+        """Return the body. Raises EngineReplyError when it is anything but a JSON object."""
         try:
             answer = orjson.loads(self.body)
         except orjson.JSONDecodeError as error:
@@ -111,9 +110,6 @@ class HttpTransport:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.options = options or TransportOptions()
-        self.num_retries = 0
-        self.bytes_sent = 0
-        self.bytes_received = 0
         self._wire = wire
         self._client: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -143,7 +139,7 @@ class HttpTransport:
             await client.aclose()
 
     def _connected(self) -> httpx.AsyncClient:
-        """The pool of the running event loop: a pool cannot be carried over to another loop."""
+        """Return the pool of the running event loop: another loop cannot take it over."""
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
             options = self.options
@@ -163,25 +159,24 @@ class HttpTransport:
     async def _send(
         self, method: str, path: str, content: bytes, timeout_s: float | None
     ) -> HttpReply:
-        options = self.options
-        for attempt in range(1, options.max_attempts + 1):
-            try:
-                return await self._send_once(method, path, content, timeout_s)
-            except (EngineUnavailableError, RefusedError) as error:
-                if attempt == options.max_attempts or not _is_safe_to_repeat(error):
-                    raise
-            self.num_retries += 1
-            pause_s = options.backoff_s * 2 ** (attempt - 1)
-            await asyncio.sleep(pause_s * (0.5 + random.random()))
-        raise AssertionError("unreachable")
+        attempts = AsyncRetrying(
+            retry=retry_if_exception(_is_safe_to_repeat),
+            stop=stop_after_attempt(self.options.max_attempts),
+            wait=self._pause_s,
+            reraise=True,
+        )
+        return await attempts(self._send_once, method, path, content, timeout_s)
+
+    def _pause_s(self, state: RetryCallState) -> float:
+        """Return the seconds before the next attempt: doubled each time, with jitter."""
+        doubled = 2 ** (state.attempt_number - 1)
+        return self.options.backoff_s * doubled * (0.5 + random.random())
 
     async def _send_once(
         self, method: str, path: str, content: bytes, timeout_s: float | None
     ) -> HttpReply:
-        started = time.monotonic()
         timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s
         headers = {"content-type": "application/json"} if content else {}
-        self.bytes_sent += len(content)
         try:
             response = await self._connected().request(
                 method, path, content=content or None, headers=headers, timeout=timeout
@@ -192,19 +187,19 @@ class HttpTransport:
                 f"{method} {self.base_url}{path}: got {type(error).__name__}: {error}; expected an "
                 "answer; see whether the server is up and read its log"
             ) from error
-        self.bytes_received += response.num_bytes_downloaded
         if response.status_code != 200:
             raise _refusal(method, f"{self.base_url}{path}", response)
         body = response.content
         if len(body) > self.options.max_reply_bytes:
             raise EngineError(
                 f"{method} {self.base_url}{path}: got a reply of {len(body)} bytes, expected at "
-                f"most {self.options.max_reply_bytes}; ask for fewer rows a request"
+                f"most {self.options.max_reply_bytes}; ask for fewer rows per request"
             )
-        return HttpReply(body, time.monotonic() - started, f"{method} {self.base_url}{path}")
+        return HttpReply(body, f"{method} {self.base_url}{path}")
 
 
-def _is_safe_to_repeat(error: EngineError) -> bool:
+def _is_safe_to_repeat(error: BaseException) -> bool:
+    """Tell whether the request certainly did not reach the server."""
     if isinstance(error, RefusedError):
         return error.status in _BUSY_STATUSES
     return isinstance(error.__cause__, _NEVER_SENT)

@@ -30,7 +30,7 @@ class TransformersReference:
         self._model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
     def score(self, weights: Weights, token_ids: TokenIds) -> Floats:
-        """Log-probs ``[T-1]`` of tokens 1..T-1 at temperature 1 under ``weights``."""
+        """Return the log-probs ``[T-1]`` of tokens 1..T-1 at temperature 1 under ``weights``."""
         load_state(self._model, weights)
         ids = torch.from_numpy(np.asarray(token_ids, dtype=np.int64))
         with torch.inference_mode():

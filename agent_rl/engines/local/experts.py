@@ -68,7 +68,7 @@ def _rounded(values: torch.Tensor, rounding: Rounding | None) -> torch.Tensor:
 
 
 def experts_name(dtype: str) -> str:
-    """What transformers calls the expert products of an engine of ``dtype``."""
+    """Return transformers' name of the expert products of an engine of ``dtype``."""
     return f"{BATCH_INVARIANT}_{dtype}" if dtype in QUANTIZATIONS else BATCH_INVARIANT
 
 

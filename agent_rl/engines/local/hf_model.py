@@ -79,7 +79,7 @@ def routers(model: PreTrainedModel) -> dict[int, Qwen3MoeTopKRouter]:
 
 
 def row_layout(model: PreTrainedModel) -> RowLayout:
-    """The shape of this model's routing rows: MoE layers only, in global order."""
+    """Return the shape of this model's routing rows: MoE layers only, in global order."""
     layers = routers(model)
     if not layers:
         raise EngineError("the model has no MoE layer: got 0 routers, expected at least one")
@@ -94,7 +94,7 @@ def row_layout(model: PreTrainedModel) -> RowLayout:
 def load_state(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> None:
     """Copy ``weights`` into ``model`` in place, converting dtype. Mutates only when all fit.
 
-    Names are those of a checkpoint on disk (one tensor an expert) or of the module's own
+    Names are those of a checkpoint on disk (one tensor per expert) or of the module's own
     ``state_dict`` (all experts of a layer in one). A tied ``lm_head.weight`` may be left out.
 
     Raises:

@@ -20,7 +20,7 @@ KEYS_MULTIPLE = 32
 
 @dataclass(frozen=True)
 class KvWindow:
-    """Which part of the storage one forward touches.
+    """The part of the storage that one forward touches.
 
     ``rows`` selects the slots of the batch: a slice is a view, a tensor ``[B]`` int64 a copy.
     ``write_index`` ``[B * kv_heads * S]`` int64 says where each fed token's head goes in the

@@ -239,7 +239,7 @@ class LocalEngine:
             self._driver.add_done_callback(self._driver_ended)
 
     def _driver_ended(self, driver: asyncio.Task[None]) -> None:
-        """The driver returned, crashed or was cancelled: nobody may be left waiting."""
+        """Leave nobody waiting when the driver returned, crashed or was cancelled."""
         self._driver = None
         error = None if driver.cancelled() else driver.exception()
         if not driver.cancelled() and error is None:

@@ -35,7 +35,7 @@ _INT4_GROUP = 32
 
 @dataclass(frozen=True)
 class Quantization:
-    """How an engine rounds; functions take and give float32 of one shape, None does not round."""
+    """Rounding of an engine; functions take and give float32 of one shape, None does not round."""
 
     weights: Rounding | None = None  # [..., out, in], of attention projections and experts
     activations: Rounding | None = None  # [..., in], their inputs
@@ -52,7 +52,7 @@ def round_e4m3(values: torch.Tensor) -> torch.Tensor:
 
 
 def round_int4(values: torch.Tensor) -> torch.Tensor:
-    """Nearest of -7..7 times a scale, one scale for 32 neighbours of the last axis.
+    """Round to the nearest of -7..7 times a scale, one scale for 32 neighbours of the last axis.
 
     ``values`` ``[..., n]`` float32; an n that 32 does not divide has one scale a row.
     """
@@ -155,7 +155,7 @@ _PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 def _rounding_twin(
     name: str, child: torch.nn.Module, quantization: Quantization
 ) -> torch.nn.Module | None:
-    """What takes ``child``'s place; None when it stays."""
+    """Make the module that takes ``child``'s place; None when it stays."""
     if isinstance(child, Qwen3MoeTopKRouter) and quantization.router is not None:
         return CoarseRouter(child, quantization.router)
     if quantization.weights is None or name not in _PROJECTIONS:

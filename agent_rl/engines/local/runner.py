@@ -42,13 +42,13 @@ class Lane:
     same_as: int | None = None  # lane of this burst with the same start 0 and pending tokens
 
     def following(self, leader: int) -> Lane:
-        """This lane, its pending tokens copied from lane ``leader`` instead of fed."""
+        """Return this lane, its pending tokens copied from lane ``leader`` instead of fed."""
         return replace(self, same_as=leader)
 
 
 @dataclass
 class LaneResult:
-    """What a burst did for one lane: S + n - 1 tokens fed, n sampled."""
+    """Outcome of a burst for one lane: S + n - 1 tokens fed, n sampled."""
 
     token_ids: list[int] = field(default_factory=list)  # [n]
     logprobs: list[float] = field(default_factory=list)  # [n]
@@ -204,7 +204,7 @@ class ModelRunner:
     def _batch_rows(
         self, slots: NDArray[np.int64]
     ) -> tuple[slice | torch.Tensor, NDArray[np.int64], int]:
-        """How to lay lanes into a batch of a rounded size: a view of neighbouring slots when few
+        """Lay lanes into a batch of a rounded size: a view of neighbouring slots when few
         are idle, a gather otherwise. Returns the rows, each lane's row and the batch size."""
         low, high = int(slots.min()), int(slots.max()) + 1
         size = _round_up(len(slots), _BATCH_MULTIPLE)

@@ -33,7 +33,7 @@ def sample(
     temperatures: torch.Tensor,
     uniforms: NDArray[np.float64],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token a row and give the log-probabilities of the sampling distribution.
+    """Draw one token per row and give the log-probabilities of the sampling distribution.
 
     Args:
         logits: ``[B, V]`` of any float dtype.

@@ -1,4 +1,4 @@
-"""Which session owns which KV slot, and what the slot holds. Host-side bookkeeping only."""
+"""Bookkeeping of KV slots on the host: the session that owns each, and the tokens in it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Slot:
         self._rows: Rows = np.zeros((max_tokens, *row_shape), dtype=dtype)
 
     def common_prefix(self, token_ids: TokenIds) -> int:
-        """How many leading tokens of ``token_ids`` the slot holds."""
+        """Return the number of leading tokens of ``token_ids`` that the slot holds."""
         limit = min(self.length, len(token_ids))
         differs = np.flatnonzero(self._tokens[:limit] != token_ids[:limit])
         return int(differs[0]) if differs.size else limit
@@ -45,7 +45,7 @@ class Slot:
         self.length = end
 
     def rows(self, start: int, stop: int) -> Rows:
-        """An owned copy of rows ``[start, stop)``."""
+        """Return an owned copy of rows ``[start, stop)``."""
         return self._rows[start:stop].copy()
 
 

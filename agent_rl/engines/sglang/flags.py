@@ -1,4 +1,4 @@
-"""Which SGLang settings make routing rows wrong or useless, and what to change.
+"""SGLang settings that make routing rows wrong or useless, and what to change.
 
 Sources: SGLang 0.5.23's own code and its issue threads; each rule names its mechanism.
 """
@@ -11,7 +11,7 @@ ServerInfo = Mapping[str, object]  # what GET /server_info answers
 
 
 def find_hazards(info: ServerInfo) -> Iterator[str]:
-    """One line for every setting that replay cannot live with."""
+    """Yield one line for every setting that replay cannot live with."""
     for key, is_safe, why in _RULES:
         value = info.get(key)
         if value not in is_safe:

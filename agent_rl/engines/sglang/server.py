@@ -131,7 +131,7 @@ class SGLangServer:
         await self.transport.post("/flush_cache?timeout=60", None, timeout_s=120.0)
 
     async def push_tensors(self, weights: Weights, version: int) -> None:
-        """Weights in request bodies of at most 256 MiB, as pickled CPU tensors.
+        """Send weights in request bodies of at most 256 MiB, as pickled CPU tensors.
 
         The cache is flushed and the version named only with the last body, so a half-finished
         update keeps the old name and is seen by whoever looks.
@@ -214,7 +214,7 @@ class SGLangServer:
             )
 
     def _full(self, meta: dict[str, Any]) -> Floats:
-        """``[N, V]`` from lists of (log-prob, id) pairs in falling order."""
+        """Return ``[N, V]`` from lists of (log-prob, id) pairs in falling order."""
         positions = meta["output_top_logprobs"]
         full = np.full((len(positions), self._vocab_size), -np.inf, dtype=np.float32)
         for row, pairs in zip(full, positions, strict=True):
@@ -235,7 +235,7 @@ def _versions(meta: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _context_length(info: dict[str, Any]) -> int:
-    """The configured limit, or the one that the KV pool imposes on a single request."""
+    """Return the configured limit, or the one that the KV pool imposes on a single request."""
     length = info.get("context_length")
     pool = info.get("max_total_num_tokens")
     limits = [int(value) for value in (length, pool) if isinstance(value, int) and value > 0]
@@ -245,7 +245,7 @@ def _context_length(info: dict[str, Any]) -> int:
 
 
 def _buckets(weights: Weights) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """Named CPU tensors in lists of about 256 MiB."""
+    """Yield named CPU tensors in lists of about 256 MiB."""
     bucket: list[tuple[str, torch.Tensor]] = []
     size = 0
     for name, tensor in weights.items():

@@ -1,4 +1,4 @@
-"""Which vLLM settings make routing rows or log-probs wrong, and what to change."""
+"""vLLM settings that make routing rows or log-probs wrong, and what to change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def find_hazards(config: Mapping[str, Any]) -> Iterator[str]:
-    """One line for every setting of ``vllm_config`` that replay cannot live with."""
+    """Yield one line for every setting of ``vllm_config`` that replay cannot live with."""
     model, cache = config["model_config"], config["cache_config"]
     mode = model.get("logprobs_mode")
     if mode != "processed_logprobs":

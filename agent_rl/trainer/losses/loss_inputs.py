@@ -1,4 +1,4 @@
-"""What a policy loss is given and what it gives back.
+"""Inputs and outputs of a policy loss.
 
 A loss is one value a token. Weighting and normalisation belong to the layout and to Megatron
 (``batch.MicroBatch.weights`` and ``units``), so that a loss never knows how tokens are packed.
@@ -32,7 +32,7 @@ def this_rank_only(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a loss may use; ``[N]`` float32 unless said otherwise."""
+    """Values that a loss may use; ``[N]`` float32 unless said otherwise."""
 
     logprobs: torch.Tensor  # current policy, carries the gradient
     old_logprobs: torch.Tensor  # the policy before this step's first update

@@ -1,4 +1,4 @@
-"""How far the live router is from the recorded routing, as a term of the loss.
+"""Distance of the live router from the recorded routing, as a term of the loss.
 
 ``λ · D(recorded ‖ live)``, summed over the trained tokens with a recorded row and over the MoE
 layers, divided like the rest of the loss by all trained tokens (or sequences) and by the layers: a

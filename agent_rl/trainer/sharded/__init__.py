@@ -1,4 +1,4 @@
-"""What a checkpoint of the trainer holds, written by all ranks and readable by any layout.
+"""Contents of a checkpoint of the trainer, written by all ranks and readable by any layout.
 
     config.json, tokenizer.json, …          copied from the policy's folder
     model-00001-of-00004.safetensors        weights by folder name, each tensor whole, in one file

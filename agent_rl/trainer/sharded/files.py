@@ -67,7 +67,7 @@ class RankFiles:
 
 
 def _os_error(error: SafetensorError, path: Path) -> OSError:
-    """What safetensors wraps in an error of its own."""
+    """Find the ``OSError`` that safetensors wraps in an error of its own."""
     found = _OS_CODE.search(str(error))
     code = int(found[1] or found[2]) if found else errno.EIO
     return OSError(code, f"{os.strerror(code)} ({error})", str(path))

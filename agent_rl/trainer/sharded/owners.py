@@ -1,4 +1,4 @@
-"""Which rank writes what, when several hold the same tensor."""
+"""The rank that writes a tensor, when several hold the same."""
 
 from __future__ import annotations
 

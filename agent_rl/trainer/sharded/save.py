@@ -25,7 +25,7 @@ SLICES = "slices"  # key of the metadata that says where a file's parts belong
 
 @dataclass(frozen=True)
 class Position:
-    """How far a trainer is."""
+    """Progress of a trainer."""
 
     weight_version: int
     optimizer_steps: int

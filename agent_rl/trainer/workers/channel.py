@@ -75,7 +75,7 @@ class Channel:
         return received
 
     def receive_ready(self) -> list[Received]:
-        """What can be had after one read that does not wait for a frame to be complete.
+        """Return what can be had after one read; does not wait for a frame to be complete.
 
         Call it when the socket is readable. Raises ``ChannelClosedError`` at the end.
         """

@@ -22,6 +22,7 @@ import agent_rl
 from agent_rl.config.schema import RunConfig
 from agent_rl.errors import ConfigError
 from agent_rl.protocols import Weights
+from agent_rl.run.process_guard import ProcessGuard
 from agent_rl.trainer.workers.channel import (
     Channel,
     ChannelClosedError,
@@ -29,7 +30,6 @@ from agent_rl.trainer.workers.channel import (
     write_block,
 )
 from agent_rl.trainer.workers.messages import Alive, Close, Done, Failed, Request, Start
-from agent_rl.trainer.workers.parent_death import watched_parent
 from agent_rl.trainer.workers.sample_block import SampleBlock
 from agent_rl.trainer.workers.worker_group import Answered, Event, Lost, SeenAlive, log_folder
 from agent_rl.trainer.workers.world import num_processes
@@ -55,10 +55,11 @@ class LocalWorkers:
         self._selector = selectors.DefaultSelector()
         count = num_processes(config.trainer)
         _require_devices(count)
+        self._guard = ProcessGuard(grace_s=0.0)
         self._store, port = _rendezvous()
         try:
             for rank in range(count):
-                worker = _launch(rank, count, port, config)
+                worker = _launch(rank, count, port, config, self._guard.group)
                 self._workers.append(worker)
                 self._selector.register(worker.channel, selectors.EVENT_READ, rank)
                 start = Start(config, model_path.resolve(), rank, count, rank, (_HOST, port))
@@ -102,9 +103,12 @@ class LocalWorkers:
         return events
 
     def kill(self) -> None:
+        self._guard.kill()
         for worker in self._workers:
-            worker.process.kill()
-        self._reap()
+            worker.process.wait()
+            worker.channel.close()
+        self._selector.close()
+        self._store = None
 
     def shut_down(self, grace_s: float) -> None:
         if self._workers:
@@ -114,13 +118,6 @@ class LocalWorkers:
             with suppress(subprocess.TimeoutExpired):
                 worker.process.wait(max(0.0, deadline - time.monotonic()))
         self.kill()
-
-    def _reap(self) -> None:
-        for worker in self._workers:
-            worker.process.wait()
-            worker.channel.close()
-        self._selector.close()
-        self._store = None
 
     def _ending(self, rank: int) -> str:
         process = self._workers[rank].process
@@ -158,7 +155,7 @@ def _rendezvous() -> tuple[dist.TCPStore | None, int]:
     return store, port
 
 
-def _launch(rank: int, count: int, port: int, config: RunConfig) -> _Worker:
+def _launch(rank: int, count: int, port: int, config: RunConfig, group: int) -> _Worker:
     log_file = log_folder(config) / f"rank-{rank}.log"
     log_file.parent.mkdir(parents=True, exist_ok=True)
     channel, child = Channel.pair()
@@ -167,13 +164,13 @@ def _launch(rank: int, count: int, port: int, config: RunConfig) -> _Worker:
         log = stack.enter_context(log_file.open("ab"))
         worker = [sys.executable, "-P", "-m", "agent_rl.trainer.workers.worker"]
         process = subprocess.Popen(
-            [*worker, str(child.fileno()), str(watched_parent())],
+            [*worker, str(child.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=_environment(rank, count, port, config.trainer.num_threads),
             pass_fds=[child.fileno()],
-            start_new_session=True,  # Ctrl-C is for the driver, which ends the step in progress
+            process_group=group,  # Ctrl-C is for the driver, which ends the step in progress
         )
     return _Worker(process, channel, log_file)
 

@@ -1,4 +1,4 @@
-"""What driver and ranks say to each other. Bulk data travels beside a message, not in it."""
+"""Messages between driver and ranks. Bulk data travels beside a message, not in it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Export = Callable[[dict[str, torch.Tensor]], None]  # hands the weights to the t
 
 
 class Rank:
-    """What a worker process and a Ray actor have in common. Use it from one thread."""
+    """Common part of a worker process and a Ray actor. Use it from one thread."""
 
     def __init__(self, start: Start) -> None:
         timeout = timedelta(seconds=start.config.trainer.worker_timeout_s)
@@ -88,7 +88,7 @@ class Rank:
 
 
 def failure(error: Exception, *, torn: bool = False) -> Failed:
-    """``error`` as a reply; what is not ours crosses as text, since its class may not unpickle.
+    """Return ``error`` as a reply; one that is not ours as text, since it may not unpickle.
 
     ``torn``: it came while the weights moved.
     """

@@ -51,7 +51,7 @@ _Block = np.ndarray  # [bytes] uint8: what Ray's object store shares between pro
 
 @dataclass(frozen=True)
 class Place:
-    """Where an actor runs."""
+    """The place where an actor runs."""
 
     host: str
     pid: int

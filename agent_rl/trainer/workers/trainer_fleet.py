@@ -133,7 +133,7 @@ class TrainerFleet:
             raise
 
     def _collect(self, request: Request | None) -> Answered:
-        """Wait until every rank has answered; what went wrong is raised."""
+        """Wait until every rank has answered; raise what went wrong."""
         answers = _Answers(self._workers.num_ranks, self._grace_s)
         while answers.missing:
             for event in self._workers.poll(_POLL_S):
@@ -204,7 +204,7 @@ def _value(answer: Answered) -> Value:
 
 
 class _Answers:
-    """Who has answered the request in progress, who was last seen when, who failed first."""
+    """Answers to the request in progress: those that came, signs of life, the first failure."""
 
     def __init__(self, num_ranks: int, grace_s: float) -> None:
         self.missing = set(range(num_ranks))
@@ -238,7 +238,7 @@ class _Answers:
 
 
 def with_rank(error: Exception, rank: int) -> Exception:
-    """``error`` of the same class whose text names the rank."""
+    """Return ``error`` as one of the same class whose text names the rank."""
     if type(error).__init__ is Exception.__init__ and len(error.args) == 1:
         return type(error)(f"trainer rank {rank}: {error}")
     error.add_note(f"raised in trainer rank {rank}")

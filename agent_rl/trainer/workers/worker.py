@@ -1,8 +1,7 @@
-"""The process of one local rank: ``python -m agent_rl.trainer.workers.worker DESCRIPTOR PARENT``.
+"""The process of one local rank: ``python -m agent_rl.trainer.workers.worker DESCRIPTOR``.
 
 The descriptor is a Unix socket to the driver. When it closes, because the driver stopped in
-whatever way, this process ends at once: also in the middle of a collective. A stopped process
-cannot notice that, so the kernel kills it when PARENT ends (``parent_death``).
+whatever way, this process ends at once: also in the middle of a collective.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from agent_rl.trainer.workers.channel import Channel, ChannelClosedError, Received, write_block
 from agent_rl.trainer.workers.messages import Alive, Close, Done, Failed, Start
-from agent_rl.trainer.workers.parent_death import die_with
 
 if TYPE_CHECKING:
     import torch
@@ -28,15 +26,13 @@ if TYPE_CHECKING:
 _ORPHANED = 3  # exit status of a worker whose driver is gone
 
 
-def main(descriptor: int, parent: int) -> None:
+def main(descriptor: int) -> None:
     """Serve the driver until it says ``Close`` or goes away.
 
     Schedulers send SIGTERM to all processes of a job: the driver ends its step first, with us.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    if not die_with(parent):
-        sys.exit(_ORPHANED)
     channel = Channel(socket.socket(fileno=descriptor))
     start = channel.receive().message
     assert isinstance(start, Start)
@@ -113,4 +109,4 @@ def _mapped(descriptor: int) -> memoryview:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]))

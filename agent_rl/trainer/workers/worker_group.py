@@ -1,4 +1,4 @@
-"""What the fleet needs from whoever started the ranks."""
+"""Started ranks as the fleet sees them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class WorkerGroup(Protocol):
         ...
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """What happened since the last call; waits up to ``timeout_s`` for something."""
+        """Return what happened since the last call; waits up to ``timeout_s`` for something."""
         ...
 
     def log_file(self, rank: int) -> Path: ...
@@ -65,5 +65,5 @@ class WorkerGroup(Protocol):
 
 
 def log_folder(config: RunConfig) -> Path:
-    """Where the ranks of a run write what they print."""
+    """Return the folder where the ranks of a run write what they print."""
     return Path(config.run_root).resolve() / config.name / "workers"

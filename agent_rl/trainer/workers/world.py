@@ -1,4 +1,4 @@
-"""How many trainer processes a configuration asks for, and who starts them. No torch here."""
+"""Number of trainer processes that a configuration asks for, and their launcher. No torch here."""
 
 from __future__ import annotations
 

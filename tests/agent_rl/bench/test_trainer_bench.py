@@ -7,6 +7,7 @@ import bench_fakes
 import pytest
 
 from agent_rl.bench.row_bytes import measure_row_bytes
+from agent_rl.bench.row_check_cost import measure_row_check
 from agent_rl.bench.trainer import Ratio, made_samples, micro_batches
 from agent_rl.bench.transformers_step import EXPERTS, TransformersStep
 from agent_rl.trainer.megatron import MegatronTrainer
@@ -31,6 +32,12 @@ def test_both_steps_move_the_weights_alike(tmp_path: Path, experts: str) -> None
 def test_a_ratio_is_taken_inside_a_round() -> None:
     ratio = Ratio.of([2.0, 20.0, 6.0], [1.0, 10.0, 2.0])
     assert (ratio.median, ratio.low, ratio.high) == (2.0, 2.0, 2.5)
+
+
+def test_both_checks_of_a_step_are_timed_in_every_round() -> None:
+    above, below = measure_row_check(num_rounds=2, num_samples=2)
+    assert len(above) == len(below) == 2
+    assert min(*above, *below) > 0
 
 
 def test_rows_are_held_once_and_narrow() -> None:

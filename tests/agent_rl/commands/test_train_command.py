@@ -54,7 +54,7 @@ def test_a_run_may_go_on_with_another_layout_and_keeps_it(run: Path) -> None:
     [
         ("optim.lr=1e-3", "optim.lr: a resumed run cannot change it; expected trainer"),
         ("train.eval_every=9", "train.eval_every: a resumed run cannot change it"),
-        ("train.steps=0", "train.steps: got 0, expected a number above 0"),
+        ("train.steps=0", r"train.steps: got 0 \(int\), expected int, 1 or more"),
         ("trainer.dtype=bfloat16", "trainer.dtype: a resumed run cannot change it"),
         ("seed=1", "seed: a resumed run cannot change it"),
         ("trainer.num_procs=2", "did you mean trainer.num_processes"),

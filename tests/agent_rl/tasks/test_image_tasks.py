@@ -51,13 +51,17 @@ def test_a_sound_configuration_has_no_fault() -> None:
         ("agent", {"tools": "shell"}, "agent.tools"),
         ("agent", {"prompts": "nothing"}, "agent.prompts"),
         ("images", {"network": "host"}, "images.network"),
-        ("images", {"cpus": 0.0}, "images.cpus"),
-        ("images", {"max_prepared": -1}, "images.max_prepared"),
     ],
 )
 def test_what_images_need(section: str, change: dict[str, object], key: str) -> None:
     broken = replace(IMAGES, **{section: replace(getattr(IMAGES, section), **change)})
     assert set(faults(broken)) == {key}
+
+
+@pytest.mark.parametrize("change", [{"cpus": 0.0}, {"max_prepared": -1}])
+def test_limits_of_containers_have_ranges(change: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(change))}: got "):
+        replace(IMAGES.images, **change)
 
 
 @pytest.mark.parametrize(

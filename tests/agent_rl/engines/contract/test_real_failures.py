@@ -26,9 +26,9 @@ CONFIG = Path(__file__).parents[4] / "configs" / "repair_tiny_sglang.yaml"
 
 def kill_server(fleet: ServerFleet) -> None:
     """SIGKILL to every process of the server's group, guard included: no clean-up runs."""
-    pid = fleet.supervisors[0].process.pid
-    assert pid is not None
-    os.killpg(pid, signal.SIGKILL)
+    group = fleet.supervisors[0].process.group
+    assert group is not None
+    os.killpg(group, signal.SIGKILL)
 
 
 @pytest.mark.sglang

@@ -1,7 +1,6 @@
 """A driver for ``test_local_workers``: starts one rank, says its id, and waits to be killed.
 
-python driver_that_dies.py FOLDER POLICY THREAD, where THREAD is ``main``, or ``other`` for one that
-is over when the rank's id is said.
+python driver_that_dies.py FOLDER POLICY. The thread that starts the rank is over by then.
 """
 
 import sys
@@ -14,7 +13,7 @@ from rank_cases import config, local_pids
 from agent_rl.trainer.workers.start import start_trainer
 from agent_rl.trainer.workers.trainer_fleet import TrainerFleet
 
-folder, policy = (Path(argument) for argument in sys.argv[1:3])
+folder, policy = (Path(argument) for argument in sys.argv[1:])
 trainers: list[TrainerFleet] = []
 
 
@@ -24,12 +23,9 @@ def start() -> None:
     trainers.append(trainer)
 
 
-if sys.argv[3] == "main":
-    start()
-else:
-    starter = threading.Thread(target=start)
-    starter.start()
-    starter.join()
+starter = threading.Thread(target=start)
+starter.start()
+starter.join()
 (trainer,) = trainers
 assert trainer.publish_weights()  # the rank still answers
 print(*local_pids(trainer), flush=True)

@@ -81,12 +81,12 @@ def test_a_rank_that_is_not_scheduled_is_given_up_after_the_time_out(
 
 @pytest.fixture
 def start_driver(policy: Path, tmp_path: Path):
-    """``start_driver(thread)``: a driver with one rank, started in that thread; and the rank."""
+    """``start_driver()``: a driver with one rank, and the id of the rank."""
     script = Path(__file__).with_name("driver_that_dies.py")
     drivers: list[subprocess.Popen[str]] = []
 
-    def start(thread: str) -> tuple[subprocess.Popen[str], int]:
-        command = [sys.executable, str(script), str(tmp_path), str(policy), thread]
+    def start() -> tuple[subprocess.Popen[str], int]:
+        command = [sys.executable, str(script), str(tmp_path), str(policy)]
         drivers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         assert drivers[-1].stdout is not None
         return drivers[-1], int(drivers[-1].stdout.readline())
@@ -99,7 +99,7 @@ def start_driver(policy: Path, tmp_path: Path):
 
 def test_a_rank_notices_that_its_driver_was_killed(start_driver, tmp_path: Path) -> None:
     """The thread that started it is over, which is no reason to end."""
-    driver, pid = start_driver("other")
+    driver, pid = start_driver()
     for number in (signal.SIGTERM, signal.SIGINT):  # as a scheduler sends to the whole job
         os.kill(pid, number)
     assert is_running(pid)
@@ -110,7 +110,7 @@ def test_a_rank_notices_that_its_driver_was_killed(start_driver, tmp_path: Path)
 
 def test_a_stopped_rank_ends_with_its_driver(start_driver) -> None:
     """It cannot notice anything; left over it would hold its memory until the next reboot."""
-    driver, pid = start_driver("main")
+    driver, pid = start_driver()
     os.kill(pid, signal.SIGSTOP)
     driver.kill()
     try:

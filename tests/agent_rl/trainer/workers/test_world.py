@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from agent_rl.config.reading import config_from_dict
 from agent_rl.config.rules import check_rules
-from agent_rl.config.schema import RunConfig, TrainerConfig
+from agent_rl.config.schema import TrainerConfig
+from agent_rl.errors import ConfigError
 from agent_rl.trainer.workers.world import chunk_blocks, fewest_processes, launcher, num_processes
 from routing_cache import RowLayout
 
@@ -39,14 +39,17 @@ def test_one_process_is_the_driver_and_several_are_local_unless_told_otherwise()
 
 
 def faults(**trainer: object) -> list[tuple[str, str]]:
-    config = RunConfig(trainer=replace(TrainerConfig(), **trainer))  # type: ignore[arg-type]
+    try:
+        config = config_from_dict({"trainer": trainer})
+    except ConfigError as error:
+        return [(key, text) for _, key, text in (p.split(": ", 2) for p in error.problems)]
     return [(key, text) for key, text in check_rules(config) if key.startswith("trainer.")]
 
 
 @pytest.mark.parametrize(
     ("trainer", "key", "text"),
     [
-        ({"num_processes": -1}, "trainer.num_processes", "got -1, expected 0 or more"),
+        ({"num_processes": -1}, "trainer.num_processes", "got -1 (int), expected int, from 0"),
         (
             {"num_processes": 3, "context_parallel": 2},
             "trainer.num_processes",
@@ -57,11 +60,15 @@ def faults(**trainer: object) -> list[tuple[str, str]]:
             "trainer.launcher",
             "got inline for 2 processes, expected local or ray: the driver is one process",
         ),
-        ({"worker_timeout_s": 0.0}, "trainer.worker_timeout_s", "got 0.0, expected a number above"),
+        (
+            {"worker_timeout_s": 0.0},
+            "trainer.worker_timeout_s",
+            "got 0.0 (float), expected float, above 0",
+        ),
         (
             {"launcher": "ray", "ray_address": "http://head:6379"},
             "trainer.ray_address",
-            "got 'http://head:6379', expected local, auto or HOST:PORT",
+            "got 'http://head:6379' (str), expected local, auto or HOST:PORT",
         ),
         (
             {"ray_address": "head:6379"},
