@@ -29,7 +29,7 @@ Overrides = Annotated[
 
 
 class ConsoleObserver:
-    """A line for each stage and each step of progress that changed something."""
+    """Prints a line for each stage and each step of progress that changed something."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -56,7 +56,7 @@ def run(config: ConfigPath, overrides: Overrides = None) -> None:
 @eval_app.command()
 def grade(
     predictions: Annotated[
-        list[Path], typer.Argument(help=".jsonl or .json, one file a sample; or the word gold")
+        list[Path], typer.Argument(help=".jsonl or .json, one file per sample; or the word gold")
     ],
     dataset: Annotated[str, typer.Option(help="file, folder, verified, lite or full")],
     name: Annotated[str, typer.Option(help="of the run; its folder is <root>/<name>")],
@@ -85,7 +85,7 @@ def grade(
 
 
 def doctor(config: Path, overrides: Sequence[str]) -> list[Check]:
-    """What a configuration needs of this machine; ``agent-rl doctor`` looks for it here.
+    """Check what a configuration needs of this machine, for ``agent-rl doctor``.
 
     Raises ConfigError for a configuration that no machine could run.
     """
@@ -103,7 +103,7 @@ def report(config: ConfigPath, overrides: Overrides = None) -> None:
 def grading_config(
     name: str, root: str, samples: int, settings: dict[str, dict[str, str | int | bool]]
 ) -> SuiteConfig:
-    """A suite for grading alone. Raises ConfigError."""
+    """Make a suite for grading alone. Raises ConfigError."""
     from eval.config import DatasetConfig, GradingConfig
 
     return SuiteConfig(

@@ -31,7 +31,7 @@ tasks_app = typer.Typer(
 
 @tasks_app.callback()
 def _group() -> None:
-    """Keeps ``make`` a command of its own while it is the only one."""
+    """Keep ``make`` a command of its own while it is the only one."""
 
 
 @tasks_app.command(
@@ -104,14 +104,14 @@ def _check_images(out: Path, docker_url: str, workers: int) -> ImageReport:
 
 
 def show_images(report: ImageReport, console: Console) -> None:
-    """What held inside the images."""
+    """Print the tasks that held inside their images."""
     console.print(f"in their images: {len(report.kept)} kept, {len(report.refused)} refused")
     for image, reason in report.refused.items():
         console.print(f"refused: {image}: {reason}", highlight=False, soft_wrap=True)
 
 
 def show_made(report: MakeReport, out: Path, console: Console) -> None:
-    """What became of every bug: kept and refused add up to tried."""
+    """Print what became of every bug: kept and refused add up to tried."""
     console.print(f"{report.repository}: {report.num_tests} tests, {report.seconds:,.0f} s")
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("bugs")
@@ -128,7 +128,7 @@ def show_made(report: MakeReport, out: Path, console: Console) -> None:
 
 
 def show_next(out: Path, num_kept: int, base_image: str | None, console: Console) -> None:
-    """The commands up to training. ``base_image`` None: the images are built already."""
+    """Print the commands up to training. ``base_image`` None: the images are built already."""
     if not num_kept:
         console.print("no task was kept, so there is nothing to train on")
         return
@@ -151,7 +151,7 @@ def show_next(out: Path, num_kept: int, base_image: str | None, console: Console
 
 
 def train_command(out: Path) -> str:
-    """How to train on a made folder; every key that its tasks need."""
+    """Return the command that trains on a made folder, with every key that its tasks need."""
     keys = ("tasks.kind=r2e_gym", f"tasks.rows={out / 'r2e_gym.jsonl'}")
     more = ("tasks.heldout_fraction=0.2", "sandbox.kind=docker", "agent.renderer=chat_template")
     return command_line("agent-rl", "train", TRAIN_CONFIG, *keys, *more)
