@@ -68,7 +68,7 @@ class TasksConfig:
 
 @section
 class SandboxConfig:
-    """The sandbox of untrusted code. ``auto`` takes bubblewrap, then unshare; never a plain process.
+    """The sandbox of untrusted code. ``auto`` takes bubblewrap, then unshare, never a process.
 
     Tasks with images need ``docker``; their limits are those of ``images``.
     """
