@@ -29,7 +29,7 @@ Overrides = Annotated[
 
 
 class ConsoleObserver:
-    """A line for each stage and each step of progress that changed something."""
+    """Prints a line for each stage and each step of progress that changed something."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -103,7 +103,7 @@ def report(config: ConfigPath, overrides: Overrides = None) -> None:
 def grading_config(
     name: str, root: str, samples: int, settings: dict[str, dict[str, str | int | bool]]
 ) -> SuiteConfig:
-    """A suite for grading alone. Raises ConfigError."""
+    """Make a suite for grading alone. Raises ConfigError."""
     from eval.config import DatasetConfig, GradingConfig
 
     return SuiteConfig(

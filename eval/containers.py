@@ -24,7 +24,7 @@ class Containers:
     """Makes environments for instances; owns the run's containers. Thread-safe."""
 
     def __init__(self, config: SuiteConfig, run_id: str) -> None:
-        """Removes what a killed process of this run left behind."""
+        """Remove what a killed process of this run left behind."""
         settings = config.container
         limits = HostLimits(
             max_containers=2 * config.num_workers, allow_emulation=settings.allow_emulation
@@ -56,7 +56,7 @@ class Containers:
         return ImageEnv(agent_task(row, image), self._parts)
 
     def pull(self, rows: Sequence[SweBenchRow]) -> str:
-        """Have the images of ``rows`` here; what is said about those that cannot be had.
+        """Fetch the images of ``rows``; return what is to be told about those that cannot be had.
 
         Their episodes fail one by one, as infrastructure. Raises a DockerError for images of
         another architecture.

@@ -24,16 +24,12 @@ from envs.sandbox.docker.docker_py import DockerPyEngine
 from envs.tasks.r2e_gym import is_row_file
 from envs.tasks.swebench import SweBenchRow
 from eval.config import ModelConfig, SuiteConfig
+from eval.docker_command import check_architecture, check_docker, local_images
 from eval.errors import HarnessError, ModelError
-from eval.harness import check_docker, harness_version, local_images
+from eval.harness import harness_version, refuse_classic
 from eval.models import load_script
-from eval.suite import (
-    check_architecture,
-    harness_options,
-    make_model,
-    refuse_classic,
-    suite_rows,
-)
+from eval.models.from_config import make_model
+from eval.suite import suite_rows
 
 _INSTALL = ".venv/bin/pip install -r requirements-eval.lock"
 _START_DOCKER = "start Docker, or set DOCKER_HOST to its socket"
@@ -101,7 +97,7 @@ def _rows(config: SuiteConfig) -> tuple[list[SweBenchRow], Check]:
 
 def _harness(config: SuiteConfig, rows: Sequence[SweBenchRow]) -> Iterator[Check]:
     try:
-        version = harness_version(harness_options(config.grading))
+        version = harness_version(config.grading)
     except HarnessError as error:
         advice = f"{_INSTALL}, or set grading.python to an interpreter that has swebench"
         yield Check("harness", "missing", str(error), advice)

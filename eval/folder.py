@@ -1,4 +1,4 @@
-"""The folder of an evaluation: what lies where, who may write, and whether it is the same run.
+"""The folder of an evaluation: its files, its one writer, and the run that it belongs to.
 
 ``config.yaml``, ``run.json``; for each sample ``samples/<n>/`` with ``predictions.jsonl``,
 ``episodes/``, ``grades/`` and the harness's own ``harness/``; ``report.json`` and ``html/``.
@@ -10,17 +10,17 @@ import fcntl
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
 
 import yaml
 
+from agent_rl.run.resume import leaves
 from agent_rl.store.run_folder import write_aside
 from agent_rl.view.record import EpisodeRecord, RecordError, load_record, save_record
 from eval.config import SuiteConfig
 from eval.errors import RunMismatchError
+from eval.predictions import Prediction, read_predictions
 
 # What a resumed run may change: how fast it goes, how it is judged, and how many tries there are.
 _FREE = (
@@ -60,17 +60,17 @@ class EvalFolder:
             self._lock = -1
 
     def bind(self, config: SuiteConfig) -> bool:
-        """Make this the folder of ``config``; whether it already was.
+        """Make this the folder of ``config``; return whether it already was.
 
         Raises RunMismatchError naming the keys in which a run that is there differs.
         """
         file = self.path / "config.yaml"
-        wanted = cast("dict[str, Any]", _plain(asdict(config)))
+        wanted = json.loads(json.dumps(asdict(config)))  # tuples as the lists that YAML gives back
         if not file.is_file():
             write_aside(file, yaml.safe_dump(wanted, sort_keys=False).encode())
             return False
-        held = dict(_leaves(yaml.safe_load(file.read_text(encoding="utf-8"))))
-        asked = dict(_leaves(wanted))
+        held = dict(leaves(yaml.safe_load(file.read_text(encoding="utf-8"))))
+        asked = dict(leaves(wanted))
         differing = [
             f"{key}: got {asked.get(key)!r}, the run has {held.get(key)!r}"
             for key in sorted(held.keys() | asked.keys())
@@ -85,7 +85,7 @@ class EvalFolder:
 
     @property
     def run_id(self) -> str:
-        """Names the run's containers; made once."""
+        """Name of the run's containers; made once."""
         file = self.path / "run.json"
         if not file.is_file():
             write_aside(file, json.dumps({"run_id": f"eval-{uuid.uuid4().hex[:12]}"}).encode())
@@ -97,6 +97,11 @@ class EvalFolder:
     def predictions_file(self, sample: int) -> Path:
         return self.sample(sample) / "predictions.jsonl"
 
+    def predictions(self, sample: int) -> dict[str, Prediction]:
+        """Return the predictions made so far, by instance. Raises PredictionsError."""
+        file = self.predictions_file(sample)
+        return read_predictions(file) if file.is_file() else {}
+
     def grades(self, sample: int) -> Path:
         return self.sample(sample) / "grades"
 
@@ -107,7 +112,7 @@ class EvalFolder:
         save_record(self._episode_file(record.sample, record.task_id), record)
 
     def episode(self, sample: int, instance_id: str) -> EpisodeRecord | None:
-        """Return the record; None where there is none, or it was cut short."""
+        """Return an episode's record; None where there is none, or it was cut short."""
         try:
             return load_record(self._episode_file(sample, instance_id))
         except RecordError:
@@ -115,17 +120,3 @@ class EvalFolder:
 
     def _episode_file(self, sample: int, instance_id: str) -> Path:
         return self.sample(sample) / "episodes" / f"{instance_id}.json"
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in cast("Mapping[str, object]", value).items()}
-    return list(cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(cast("Mapping[str, Any]", value), f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -1,4 +1,4 @@
-"""Plays the episodes that are still missing and writes their predictions as they come."""
+"""Episodes that are still missing, played; their predictions are written as they come."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eval.episode import play_episode
 from eval.errors import TooManyFailuresError
 from eval.folder import EvalFolder
 from eval.models.base import Model
-from eval.predictions import Prediction, append_prediction, read_predictions
+from eval.predictions import Prediction, append_prediction
 
 OnEpisode = Callable[[EpisodeRecord, int, int], None]  # record, episodes done, of
 EnvFactory = Callable[[SweBenchRow], Env]
@@ -27,7 +27,7 @@ FillPrompts = Callable[[SweBenchRow], Prompts]
 
 @dataclass(frozen=True)
 class GenerationParts:
-    """The parts that episodes are played with."""
+    """Parts that episodes are played with."""
 
     model: Model
     make_env: EnvFactory
@@ -57,8 +57,7 @@ async def generate(
     pending: asyncio.Queue[_Try] = asyncio.Queue()
     total = config.samples * len(rows)
     for sample in range(config.samples):
-        file = folder.predictions_file(sample)
-        done = read_predictions(file) if file.is_file() else {}
+        done = folder.predictions(sample)
         for row in rows:
             if row.instance_id not in done:
                 pending.put_nowait(_Try(row, sample))

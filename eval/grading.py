@@ -1,4 +1,4 @@
-"""Grades predictions with the harness, once each: what is settled is kept across kills.
+"""Grades of predictions, made by the harness once each: what is settled outlives a kill.
 
 A grade is bound to the digests of its patch and of its row. It is made again when either changed,
 when it was an infrastructure failure, and for time-outs on request.
@@ -15,9 +15,10 @@ from typing import Any
 from agent_rl.store.run_folder import write_aside
 from envs.tasks.swebench import SweBenchRow
 from eval.errors import PredictionsError
-from eval.harness import Grade, Harness, Progress, row_digest
+from eval.harness import Harness, Progress, row_digest
 from eval.outcomes import Outcome
 from eval.predictions import Prediction
+from eval.verdicts import Grade
 
 NOT_TEXT = "the patch is not UTF-8 text, which the harness cannot take"
 
@@ -29,7 +30,7 @@ class GradeStore:
     folder: Path
 
     def load(self, row: SweBenchRow, prediction: Prediction) -> Grade | None:
-        """The grade of exactly this patch and row; None when there is none that can be trusted."""
+        """Return the grade of exactly this patch and row; None without one that can be trusted."""
         file = self.folder / f"{row.instance_id}.json"
         try:
             stored: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -54,7 +55,7 @@ def grade_predictions(
     redo_timeouts: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Grade]:
-    """A grade for every row that has a prediction. Raises PredictionsError, HarnessError."""
+    """Grade every row that has a prediction. Raises PredictionsError, HarnessError."""
     by_id = {row.instance_id: row for row in rows}
     unknown = sorted(set(predictions) - set(by_id))
     if unknown:
@@ -89,7 +90,7 @@ def grade_predictions(
 
 
 def known_grade(row: SweBenchRow, prediction: Prediction, store: GradeStore) -> Grade | None:
-    """The grade as far as it is known without running anything."""
+    """Return the grade as far as it is known without running anything."""
     return _without_running(prediction) or store.load(row, prediction)
 
 
@@ -106,7 +107,7 @@ def _harvest(
     store: GradeStore,
     redo: set[Outcome],
 ) -> Grade | None:
-    """Return what a killed run had already graded; drop everything that cannot be used."""
+    """Take what a killed run had already graded; drop everything that cannot be used."""
     found = harness.read(row, prediction)
     if found is None or found.outcome in redo:
         harness.forget(prediction)

@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Arguments: pid of the parent, then those of ``swebench.harness.run_evaluation``."""
+    """Run the harness. Arguments: pid of the parent, then those of ``run_evaluation``."""
     parent = int(sys.argv.pop(1))
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

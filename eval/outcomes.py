@@ -1,4 +1,4 @@
-"""Outcomes of an instance: seven, which add up to what was asked for."""
+"""Outcomes of an instance: seven of them, which add up to what was asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """Exactly one for each sample of each instance. All seven are in the denominator."""
+    """The end of one sample of one instance. All seven are in the denominator."""
 
     RESOLVED = "resolved"
     UNRESOLVED = "unresolved"
@@ -25,7 +25,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Counts:
-    """The count of each outcome; ``total`` is what was asked for."""
+    """Number of times that each outcome occurred; ``total`` is what was asked for."""
 
     by_outcome: Mapping[Outcome, int]
 

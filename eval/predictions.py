@@ -16,7 +16,7 @@ from eval.errors import PredictionsError
 
 @dataclass(frozen=True)
 class Prediction:
-    """``patch`` as it will reach ``git apply``; bytes that are not UTF-8 are kept as surrogates."""
+    """A patch as it will reach ``git apply``; bytes that are not UTF-8 are kept as surrogates."""
 
     instance_id: str
     model_name: str
@@ -28,7 +28,7 @@ class Prediction:
 
     @property
     def is_text(self) -> bool:
-        """Tell whether the harness can write it: it takes UTF-8 only."""
+        """True when the harness can write it: it takes UTF-8 only."""
         return _encodes(self.patch)
 
     @property
@@ -46,13 +46,17 @@ class Prediction:
 
 
 def patch_text(patch: bytes) -> str:
-    """Patch bytes as text that comes back byte for byte; one newline ends it, nothing is cut."""
-    text = patch.decode("utf-8", "surrogateescape")
-    return text if not text or text.endswith("\n") else f"{text}\n"
+    """Return patch bytes as text that comes back byte for byte, ended by a newline."""
+    return end_with_newline(patch.decode("utf-8", "surrogateescape"))
+
+
+def end_with_newline(patch: str) -> str:
+    """Add the last newline where it is missing; an empty patch stays empty."""
+    return patch if not patch or patch.endswith("\n") else f"{patch}\n"
 
 
 def read_predictions(file: Path) -> dict[str, Prediction]:
-    """By instance id, from ``.jsonl``, or ``.json`` with a list or a mapping of predictions.
+    """Read predictions by instance id, from ``.jsonl``, or ``.json`` with a list or a mapping.
 
     A last JSON line torn by a kill is left out. Raises PredictionsError for anything else that is
     damaged, and for an instance that appears twice with different patches.
@@ -88,7 +92,7 @@ def append_prediction(file: Path, prediction: Prediction) -> None:
 
 
 def _end_last_line(handle: BinaryIO) -> None:
-    """A last line without a newline is completed when it is whole, as readers take it for one."""
+    """Complete a last line without a newline when it is whole, else cut it off."""
     content = handle.read()
     kept = content.rfind(b"\n") + 1
     if kept == len(content):
@@ -130,7 +134,7 @@ def _json_lines(file: Path, lines: list[str]) -> list[tuple[str, object]]:
 
 
 def _with_id(key: str, value: object) -> object:
-    """SWE-agent's form: a mapping from the instance to its prediction, or to the bare patch."""
+    """Read an entry of SWE-agent's form: an instance with its prediction or the bare patch."""
     if isinstance(value, str):
         return {"instance_id": key, "model_patch": value}
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Findings of an evaluation: counts that add up, rates with their uncertainty, costs."""
+"""The findings of an evaluation: counts that add up, rates with their uncertainty, costs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from agent_rl.store.run_folder import write_aside
 from agent_rl.types import Status
 from agent_rl.view.record import EpisodeRecord
 from envs.tasks.swebench import SweBenchRow
-from eval.harness import Grade
 from eval.outcomes import Counts, Outcome
+from eval.verdicts import Grade
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,11 @@ class Report:
         return wilson(self.pass_at_1 * self.num_instances, self.num_instances)
 
     def pass_at(self, k: int) -> float:
-        """Unbiased estimate over ``num_samples`` tries: mean of ``1 - C(n-c, k) / C(n, k)``
-        (Chen et al. 2021, arXiv 2107.03374). Raises ValueError for k above the tries made."""
+        """Estimate pass@k without bias, over ``num_samples`` tries: mean of
+        ``1 - C(n-c, k) / C(n, k)`` (Chen et al. 2021, arXiv 2107.03374).
+
+        Raises ValueError for k above the tries made.
+        """
         n = self.num_samples
         if not 1 <= k <= n:
             raise ValueError(f"pass@k needs k of 1 to {n} samples: got={k}")
@@ -96,7 +99,7 @@ class Report:
         return lines
 
     def means(self) -> dict[str, float]:
-        """Turns, tokens and seconds of an episode, over those that were played here."""
+        """Return the mean turns, tokens and seconds of the episodes that were played here."""
         played = [result for result in self.results if result.stop_reason]
         size = max(1, len(played))
         keys = ("turns", "prompt_tokens", "completion_tokens", "seconds")
@@ -138,7 +141,7 @@ class Report:
 def make_result(
     row: SweBenchRow, sample: int, record: EpisodeRecord | None, grade: Grade | None
 ) -> Result:
-    """The one outcome of a sample: a grade decides; without one, what happened to the episode."""
+    """Give a sample its one outcome: by its grade, else by what happened to its episode."""
     if grade is not None:
         outcome, reason = grade.outcome, grade.reason
     elif record is not None and record.status == Status.FAILED:
@@ -161,7 +164,7 @@ def make_result(
 
 
 def check_sum(report: Report) -> None:
-    """Every sample of every instance has exactly one outcome. Raises AssertionError."""
+    """Raise AssertionError unless every sample of every instance has exactly one outcome."""
     keys: Sequence[tuple[str, int]] = [(r.instance_id, r.sample) for r in report.results]
     asked = report.num_instances * report.num_samples
     if len(set(keys)) != len(keys) or len(keys) != asked or report.counts.total != asked:

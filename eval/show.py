@@ -11,13 +11,13 @@ from rich.text import Text
 from agent_rl.store.run_folder import write_aside
 from agent_rl.view.pages import IndexEntry, Verdict, episode_page, index_page
 from agent_rl.view.record import EpisodeRecord
-from eval.harness import Grade
 from eval.outcomes import Outcome
 from eval.report import Report, Result
+from eval.verdicts import Grade
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Counts, rates, repositories, costs."""
+    """Print counts, rates, repositories and costs."""
     title = Text.assemble((report.name, "bold"), f"  {report.model}  on {report.dataset}")
     console.print(title, highlight=False)
     table = Table(show_edge=False, pad_edge=False)
@@ -44,7 +44,7 @@ def write_pages(
     report: Report,
     episodes: list[tuple[Result, EpisodeRecord | None, Grade | None]],
 ) -> Path:
-    """``index.html`` and a page for each episode; the address of the index."""
+    """Write ``index.html`` and a page for each episode; return the address of the index."""
     entries: list[IndexEntry] = []
     for result, record, grade in episodes:
         shown = record or _elsewhere(report, result)
@@ -93,7 +93,7 @@ def _rates(report: Report) -> list[tuple[str, str]]:
 
 
 def _elsewhere(report: Report, result: Result) -> EpisodeRecord:
-    """A stand-in for an episode that was not played here."""
+    """Make a stand-in for an episode that was not played here."""
     played = "made elsewhere" if result.outcome is not Outcome.NOT_RUN else "not played"
     return EpisodeRecord(result.instance_id, result.sample, report.model, "absent", played, "", "")
 

@@ -31,7 +31,7 @@ tasks_app = typer.Typer(
 
 @tasks_app.callback()
 def _group() -> None:
-    """Keeps ``make`` a command of its own while it is the only one."""
+    """Keep ``make`` a command of its own while it is the only one."""
 
 
 @tasks_app.command(
@@ -104,7 +104,7 @@ def _check_images(out: Path, docker_url: str, workers: int) -> ImageReport:
 
 
 def show_images(report: ImageReport, console: Console) -> None:
-    """Print what held inside the images."""
+    """Print the tasks that held inside their images."""
     console.print(f"in their images: {len(report.kept)} kept, {len(report.refused)} refused")
     for image, reason in report.refused.items():
         console.print(f"refused: {image}: {reason}", highlight=False, soft_wrap=True)
@@ -128,7 +128,7 @@ def show_made(report: MakeReport, out: Path, console: Console) -> None:
 
 
 def show_next(out: Path, num_kept: int, base_image: str | None, console: Console) -> None:
-    """The commands up to training. ``base_image`` None: the images are built already."""
+    """Print the commands up to training. ``base_image`` None: the images are built already."""
     if not num_kept:
         console.print("no task was kept, so there is nothing to train on")
         return

@@ -53,7 +53,7 @@ def section(kind: type[_T]) -> type[_T]:
             ) from None
 
     setattr(made, "__init__", construct_or_refuse)  # noqa: B010 (the type knows no such method)
-    return cast(type[_T], made)
+    return made
 
 
 def key(

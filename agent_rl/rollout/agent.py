@@ -10,7 +10,7 @@ import numpy as np
 from agent_rl.config.schema import AgentConfig
 from agent_rl.protocols import Generator
 from agent_rl.rollout.chat import Renderer
-from agent_rl.rollout.episode import EpisodeLimits, PlayedTurn, play
+from agent_rl.rollout.episode import Episode, EpisodeLimits, PlayedTurn, play
 from agent_rl.rollout.row_capture import RowCapture
 from agent_rl.rollout.token_speaker import Sampled, TokenSpeaker
 from agent_rl.types import Floats, Mask, SamplingParams, Trajectory, Turn
@@ -55,14 +55,24 @@ async def run_trajectory(
     )
     limits = EpisodeLimits(config.max_turns, config.max_malformed)
     episode = await play(lambda: env, speaker, limits, executor)
+    place = (env.task.task_id, group_id, member)
+    return _trajectory(place, episode, speaker, rows, config.train_malformed)
+
+
+def _trajectory(
+    place: tuple[str, str, int],
+    episode: Episode,
+    speaker: TokenSpeaker,
+    rows: RowCapture | None,
+    train_malformed: bool,
+) -> Trajectory:
+    """Join what was played and what was sampled; ``place`` is task, group and member."""
     pairs = list(zip(episode.turns, speaker.sampled, strict=False))  # a failed turn has no reply
-    mask, logprobs = _token_arrays(pairs, len(speaker.token_ids), config.train_malformed)
+    mask, logprobs = _token_arrays(pairs, len(speaker.token_ids), train_malformed)
     versions = {v for _, sampled in pairs for v in sampled.completion.weight_versions}
     keep_rows = episode.reward is not None and bool(episode.turns)
     return Trajectory(
-        task_id=env.task.task_id,
-        group_id=group_id,
-        member=member,
+        *place,
         status=episode.status,
         stop_reason=episode.stop_reason,
         token_ids=speaker.token_ids,
@@ -81,7 +91,7 @@ async def run_trajectory(
 def _token_arrays(
     pairs: Sequence[tuple[PlayedTurn, Sampled]], size: int, train_malformed: bool
 ) -> tuple[Mask, Floats]:
-    """Loss mask and log-probs ``[T]`` of a sequence of ``size`` tokens."""
+    """Return the loss mask and log-probs ``[T]`` of a sequence of ``size`` tokens."""
     mask, logprobs = np.zeros(size, np.bool_), np.zeros(size, np.float32)
     for played, sampled in pairs:
         mask[sampled.start : sampled.stop] = train_malformed or not played.malformed

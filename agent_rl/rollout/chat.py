@@ -1,4 +1,4 @@
-"""Dialogues as token ids, append-only: model output is never turned into text and back.
+"""A dialogue as token ids, append-only: model output is never turned into text and back.
 
     prompt      = initial(issue)
     next prompt = prompt + sampled ids + observation(reply)
@@ -28,16 +28,16 @@ class Renderer(Protocol):
         ...
 
     def initial(self, observation: str) -> TokenIds:
-        """The first prompt ``[T]``, up to where the model speaks."""
+        """Return the first prompt ``[T]``, up to where the model speaks."""
         ...
 
     def observation(self, text: str) -> TokenIds:
-        """Return the ids ``[T]`` after a completion that ended with a stop token: the closing of
-        its block, the reply, and the opening of the next completion."""
+        """Return the tokens ``[T]`` that follow a completion with a stop token: the rest of its
+        block, the reply, and the opening of the next completion."""
         ...
 
     def parse(self, completion: TokenIds) -> str:
-        """The action text of a completion ``[N]``, its stop token left out."""
+        """Return the action text of a completion ``[N]``, its stop token left out."""
         ...
 
 
@@ -84,7 +84,7 @@ def check_observation_limit(limit: int, mark_length: int) -> None:
 
 
 def cut_tokens(ids: TokenIds, limit: int, mark: TokenIds, *, head_share: float) -> TokenIds:
-    """At most ``limit`` of ``ids``: the beginning, ``mark``, and the end.
+    """Keep at most ``limit`` of ``ids``: the beginning, ``mark``, and the end.
 
     ``head_share`` of the kept tokens come from the beginning.
     """
@@ -96,14 +96,14 @@ def cut_tokens(ids: TokenIds, limit: int, mark: TokenIds, *, head_share: float) 
 
 
 def strip_stop(completion: TokenIds, stop_token_ids: tuple[int, ...]) -> TokenIds:
-    """``completion`` without a stop token at its end."""
+    """Return ``completion`` without a stop token at its end."""
     if len(completion) and int(completion[-1]) in stop_token_ids:
         return completion[:-1]
     return completion
 
 
 def closing(completion: TokenIds, stop_token_ids: tuple[int, ...]) -> TokenIds:
-    """Return the ids that end the block of a ``completion`` ``[N]``: none after a stop
-    token; one of them after any other end, such as a limit or a stop that is the server's own."""
+    """Return the tokens that end the block of a ``completion`` ``[N]``: none after a stop token,
+    one of them after any other end, such as a limit or a stop that is the server's own."""
     closed = len(completion) > 0 and int(completion[-1]) in stop_token_ids
     return np.array([] if closed else stop_token_ids[:1], dtype=np.int32)

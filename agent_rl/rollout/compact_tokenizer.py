@@ -1,4 +1,4 @@
-"""A word-level tokenizer for the tiny embedded policy: one word, number or operator per token.
+"""A word-level tokenizer for the tiny embedded policy: one token per word, number or operator.
 
 Text is split by ``WORD_PATTERN`` and decoded by joining with single spaces, so spacing is lost on
 purpose and newlines are tokens. It is stored as an ordinary ``tokenizer.json`` beside the weights.
@@ -59,11 +59,11 @@ class CompactTokenizer:
         return self._backend.get_vocab_size()
 
     def encode(self, text: str) -> TokenIds:
-        """Ids ``[T]`` int32 of ``text``; unknown words become ``unk_id``; no markers are added."""
+        """Return the ids ``[T]`` int32 of ``text``, no markers; unknown words give ``unk_id``."""
         return np.array(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
     def decode(self, token_ids: Sequence[int] | TokenIds) -> str:
-        """Tokens joined by single spaces, markers spelled out."""
+        """Join the tokens by single spaces, markers spelled out."""
         return " ".join(self._backend.id_to_token(int(i)) or UNK for i in token_ids)
 
     def save(self, folder: Path) -> None:
@@ -92,7 +92,7 @@ class CompactTokenizer:
 
 
 def build_compact_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> CompactTokenizer:
-    """A tokenizer whose vocabulary is the markers, then the words of ``texts`` in sorted order.
+    """Build a tokenizer of the markers and then the words of ``texts`` in sorted order.
 
     Args:
         texts: every text the policy shall read or write.

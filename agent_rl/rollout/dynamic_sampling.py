@@ -38,7 +38,7 @@ class Collector(Protocol):
 async def collect_groups(
     collect: Collector, curriculum: Curriculum[Task], config: RunConfig, step: int
 ) -> list[Group]:
-    """A step's groups; under dynamic sampling with more of them for those without signal.
+    """Collect a step's groups; under dynamic sampling, one more for each that has no signal.
 
     Every round asks as many further tasks as groups with signal are lacking, at most
     ``algorithm.dynamic_sampling_rounds`` times.

@@ -30,7 +30,7 @@ _Ending = tuple[Status, str]  # status and stop reason
 
 @dataclass(frozen=True)
 class EpisodeLimits:
-    """The limits at which an episode is stopped, and what becomes of it then."""
+    """Limits of an episode, and what becomes of one that they end."""
 
     max_turns: int
     max_malformed: int  # turns whose action nobody could read

@@ -25,7 +25,7 @@ from routing_cache import RoutingCache
 
 @dataclass(frozen=True)
 class CollectProgress:
-    """The progress of a step's rollout. ``num_skipped`` is known when everything is finished."""
+    """Progress of a step's rollout. ``num_skipped`` is known when everything is finished."""
 
     num_finished: int
     num_total: int
@@ -35,7 +35,7 @@ class CollectProgress:
 
 
 def member_seed(run_seed: int, step: int, task_id: str, repeat: int, member: int) -> int:
-    """The sampling seed of one trajectory: the same in every run with the same inputs.
+    """Return the sampling seed of one trajectory: the same in every run with the same inputs.
 
     ``repeat`` tells apart groups of one step that share a task.
     """
@@ -44,8 +44,11 @@ def member_seed(run_seed: int, step: int, task_id: str, repeat: int, member: int
 
 
 def retry_wait_s(limits: RolloutConfig, seed: int, attempt: int) -> float:
-    """Seconds before retry ``attempt`` (from 1): doubling, held below the limit, and shortened by
-    up to half at random, so that members which failed together do not return together."""
+    """Return the seconds to wait before retry ``attempt`` (from 1).
+
+    They double up to the limit, and are shortened by up to half at random, so that members which
+    failed together do not return together.
+    """
     whole = min(limits.retry_wait_s * 2.0 ** (attempt - 1), limits.retry_wait_max_s)
     return whole * random.Random(f"{seed}/{attempt}").uniform(0.5, 1.0)
 
@@ -143,7 +146,7 @@ class _Step:
         return f"step{self._step}/group{self._first_group + index}"
 
     async def member(self, task: Task, index: int, repeat: int, member: int) -> Trajectory:
-        """One member, rolled out again while it fails and retries are left.
+        """Roll out one member, again while it fails and retries are left.
 
         It waits in its slot: an overloaded daemon gets fewer requests then, not others instead.
         """

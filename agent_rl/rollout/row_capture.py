@@ -11,7 +11,7 @@ from routing_cache import RoutingCache, Session
 
 
 class RowCapture:
-    """The rows of one token sequence: asked for from where the cache ends, recorded as they come.
+    """Routing rows of one token sequence: asked for where the cache ends, recorded as they come.
 
     ``details`` tells how often rows came again, and how well they agreed.
     """

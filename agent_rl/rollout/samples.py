@@ -1,4 +1,4 @@
-"""From groups of trajectories to train samples: who teaches, and with what advantage."""
+"""Train samples made of groups of trajectories: who teaches, and with what advantage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent_rl.types import Group, TrainSample, Trajectory
 
 
 def build_samples(groups: Sequence[Group], config: RunConfig) -> list[TrainSample]:
-    """Samples of the groups that have signal, rows by reference.
+    """Make samples of the groups that have signal, rows by reference.
 
     Failed and aborted members are neither learnt from nor part of the baseline. Where length
     costs (``algorithm.overlong_fraction``), the cost is taken off the reward that advantages are
@@ -43,13 +43,13 @@ def build_samples(groups: Sequence[Group], config: RunConfig) -> list[TrainSampl
 
 
 def has_signal(group: Group, min_valid_members: int) -> bool:
-    """Tell whether a group has enough valid members, whose rewards differ by more than rounding."""
+    """Tell whether a group teaches: enough valid members, rewards that differ beyond rounding."""
     rewards = np.array([_reward(t) for t in group.valid], np.float64)
     return len(rewards) >= min_valid_members and bool(centred(rewards).any())
 
 
 def overlong_penalty(num_tokens: int, max_tokens: int, cached: float) -> float:
-    """DAPO's soft length penalty (arXiv 2503.14476, eq. 13), from 0 to 1.
+    """Return DAPO's soft length penalty (arXiv 2503.14476, eq. 13), from 0 to 1.
 
     0 up to ``max_tokens - cached`` tokens, then rising evenly to 1 at ``max_tokens``. The length
     is the whole trajectory's, prompt and observations included: that is what is cut off. The

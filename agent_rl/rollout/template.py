@@ -31,7 +31,7 @@ _CUT_MARK = "\n[… tokens left out …]\n"
 
 @dataclass(frozen=True)
 class TemplateReport:
-    """The check that later renderings extend what was seen and said; ``rewrites``: where not."""
+    """Places in which later renderings do not extend what the model saw and said."""
 
     rewrites: tuple[str, ...]
 
@@ -129,7 +129,7 @@ class TemplateRenderer:
         observation_role: ObservationRole = "user",
         on_rewrite: OnRewrite = "append",
     ) -> TemplateRenderer:
-        """From the tokenizer of a model folder."""
+        """Make one from the tokenizer of a model folder."""
         return cls(
             AutoTokenizer.from_pretrained(folder),
             max_observation_tokens,
@@ -153,7 +153,7 @@ class TemplateRenderer:
         return np.concatenate([before, ids, after])
 
     def parse(self, completion: TokenIds) -> str:
-        """The completion as text, special tokens spelled out; calls are read by the environment."""
+        """Return the completion as text, special tokens spelled out; environments read calls."""
         ids = strip_stop(completion, self.stop_token_ids).tolist()
         text = self._tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
@@ -162,7 +162,7 @@ class TemplateRenderer:
         return text
 
     def _markup(self, rendered: str, placeholder: str) -> tuple[TokenIds, TokenIds]:
-        """Token ids before and after ``placeholder``, special tokens recognised."""
+        """Return the token ids before and after ``placeholder``, special tokens recognised."""
         if rendered.count(placeholder) != 1:
             raise ConfigError(
                 [

@@ -78,8 +78,8 @@ def changes_since(folder: Path, config: RunConfig) -> list[str]:
     """
     if not (folder / RECORD).is_file():
         return []
-    before = dict(_leaves(orjson.loads((folder / RECORD).read_bytes())))
-    now = dict(_leaves(orjson.loads(orjson.dumps(asdict(config)))))
+    before = dict(leaves(orjson.loads((folder / RECORD).read_bytes())))
+    now = dict(leaves(orjson.loads(orjson.dumps(asdict(config)))))
     if config.optim.decay == "constant":
         before.pop("train.steps", None)  # a longer run is the same one: no rate decays to its end
     changed = {
@@ -97,9 +97,10 @@ def changes_since(folder: Path, config: RunConfig) -> list[str]:
     return list(changed.values())
 
 
-def _leaves(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+def leaves(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Iterate over the values of nested mappings, each with its dotted key."""
     for key, value in tree.items():
         if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

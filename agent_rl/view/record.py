@@ -1,4 +1,4 @@
-"""An episode as text: what was said and done, by whom, at what cost."""
+"""One episode as text for people: what was said and done, by whom, at what cost."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def save_record(file: Path, record: EpisodeRecord) -> None:
 
 
 def load_record(file: Path) -> EpisodeRecord:
-    """Read the record that ``save_record`` wrote. Raises RecordError."""
+    """Read a file of :func:`save_record`. Raises RecordError."""
     try:
         fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         turns = tuple(TurnRecord(**turn) for turn in fields.pop("turns"))
@@ -79,7 +79,7 @@ def load_record(file: Path) -> EpisodeRecord:
 def record_of_row(
     row: Mapping[str, Any], decode: Callable[[Sequence[int]], str] | None = None
 ) -> EpisodeRecord:
-    """A training trajectory, one row of ``store.trajectories.read_trajectories``.
+    """Make a record of a training trajectory, one row of ``store.trajectories``.
 
     ``decode`` turns the first prompt's token ids into text; without it the prompt stays empty.
     """

@@ -29,7 +29,7 @@ _MAX_WAIT_S = 120.0
 
 
 class _PassingError(Exception):
-    """Worth another try; ``after_s`` is what the server asked to wait."""
+    """Trouble worth another try; ``after_s`` is what the server asked to wait."""
 
     def __init__(self, text: str, after_s: float = 0.0) -> None:
         super().__init__(text)
@@ -43,7 +43,6 @@ class OpenAIChat:
         model: its name at the endpoint.
         base_url: up to and with ``/v1``.
         api_key: empty sends none.
-        stop: strings that end a reply.
         keep_thinking: send ``<think>`` blocks of earlier replies again.
         wait_s: the first wait of a retry; it doubles.
     """
@@ -57,7 +56,6 @@ class OpenAIChat:
         temperature: float = 0.0,
         top_p: float = 1.0,
         max_new_tokens: int = 8192,
-        stop: Sequence[str] = (),
         timeout_s: float = 900.0,
         max_retries: int = 8,
         keep_thinking: bool = False,
@@ -68,8 +66,6 @@ class OpenAIChat:
         self._settings: dict[str, Any] = {"temperature": temperature, "max_tokens": max_new_tokens}
         if top_p < 1:
             self._settings["top_p"] = top_p
-        if stop:
-            self._settings["stop"] = list(stop)
         self._max_retries, self._wait_s = max_retries, wait_s
         self._troubles: dict[str, str] = {}  # of the reply that is being waited for
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

@@ -63,7 +63,7 @@ class ScriptedChat:
 
 
 def load_script(file: Path) -> Script:
-    """A JSON file: instance id (or ``*``) to a list of replies. Raises ModelError."""
+    """Read a JSON file of replies by instance id, or ``*``. Raises ModelError."""
     try:
         loaded = cast(object, json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:

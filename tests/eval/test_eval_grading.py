@@ -12,9 +12,10 @@ from eval_rows import make_prediction, make_row
 from envs.tasks.swebench import SweBenchRow
 from eval.errors import PredictionsError
 from eval.grading import NOT_TEXT, GradeStore, grade_predictions, known_grade
-from eval.harness import Grade, Progress, row_digest
+from eval.harness import Progress, row_digest
 from eval.outcomes import Outcome
 from eval.predictions import Prediction, patch_text
+from eval.verdicts import Grade
 
 
 @dataclass

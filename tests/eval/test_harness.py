@@ -18,9 +18,12 @@ from pathlib import Path
 import pytest
 from eval_rows import make_prediction, make_row
 
+from eval.config import GradingConfig
+from eval.docker_command import foreign_images
 from eval.errors import HarnessError
-from eval.harness import Grade, HarnessOptions, OfficialHarness, check_harness, foreign_images
+from eval.harness import OfficialHarness, check_harness
 from eval.outcomes import Outcome
+from eval.verdicts import Grade
 
 STAND_IN = f"""\
 #!/bin/sh
@@ -77,7 +80,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make_harness(tmp_path: Path, programs: Path) -> OfficialHarness:
-    options = HarnessOptions(str(programs / "python-harness"), max_workers=1, timeout_s=5)
+    options = GradingConfig(python=str(programs / "python-harness"), num_workers=1, timeout_s=5)
     return OfficialHarness(tmp_path / "harness", "run-9", options)
 
 
@@ -188,9 +191,10 @@ def test_the_harness_dies_with_the_process_that_started_it(tmp_path: Path, progr
         import sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from eval_rows import make_prediction, make_row
-        from eval.harness import HarnessOptions, OfficialHarness
+        from eval.config import GradingConfig
+        from eval.harness import OfficialHarness
         from pathlib import Path
-        options = HarnessOptions({sys.executable!r}, 1, 5)
+        options = GradingConfig(python={sys.executable!r}, num_workers=1, timeout_s=5)
         harness = OfficialHarness(Path({str(folder)!r}), "run-9", options)
         harness.run([make_row(1)], [make_prediction(1, "sleep")])
         """
@@ -242,11 +246,11 @@ def _is_running(pid: int) -> bool:
 
 def test_what_is_missing_is_said_before_anything_starts(programs: Path) -> None:
     with pytest.raises(HarnessError, match="no such Python"):
-        check_harness(HarnessOptions("/nowhere/python"))
-    bare = HarnessOptions("/usr/bin/python3")
+        check_harness(GradingConfig(python="/nowhere/python"))
+    bare = GradingConfig(python="/usr/bin/python3")
     if Path(bare.python).exists():
         with pytest.raises(HarnessError, match="not installed"):
             check_harness(bare)
     (programs / "docker").write_text("#!/bin/sh\necho 'Cannot connect' >&2; exit 1\n")
     with pytest.raises(HarnessError, match="Cannot connect"):
-        OfficialHarness(Path("x"), "run-9", HarnessOptions()).remove_containers()
+        OfficialHarness(Path("x"), "run-9", GradingConfig()).remove_containers()

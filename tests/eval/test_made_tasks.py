@@ -27,8 +27,9 @@ from envs.tasks.from_repository.images import check_images
 from envs.tasks.from_repository.made_task import MadeTask
 from envs.tasks.from_repository.repository import Repository
 from envs.tasks.from_repository.store import write_folder
+from eval.config import GradingConfig
 from eval.grading import GradeStore, grade_predictions
-from eval.harness import HarnessOptions, OfficialHarness
+from eval.harness import OfficialHarness
 from eval.outcomes import Outcome
 from eval.predictions import Prediction
 
@@ -83,7 +84,7 @@ def host() -> Iterator[DockerHost]:
 
 def test_the_official_harness_resolves_the_fix_and_only_that(made: Path, tmp_path: Path) -> None:
     (row,) = swebench.load_rows(str(made / "swebench.jsonl"))
-    harness = OfficialHarness(tmp_path, "made-swe", HarnessOptions(timeout_s=120))
+    harness = OfficialHarness(tmp_path, "made-swe", GradingConfig(timeout_s=120))
     for name, patch, outcome in (
         ("gold", row.patch, Outcome.RESOLVED),
         (

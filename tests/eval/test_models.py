@@ -14,8 +14,10 @@ from agent_rl.protocols import Weights
 from agent_rl.rollout.episode import Answer
 from agent_rl.types import Completion, GenerateRequest, TokenIds
 from envs.actions import Prompts
+from eval.config import load_suite
 from eval.errors import ContextFullError, ModelError
 from eval.models import EngineChat, ScriptedChat, load_script
+from eval.models.from_config import make_model
 from routing_cache import RowLayout
 
 
@@ -142,6 +144,23 @@ def test_engine_trouble_has_the_right_name(
     with pytest.raises(ModelError) as caught:
         run_blocking(model.speaker("a/0", PROMPTS).answer(""))
     assert type(caught.value) is kind
+
+
+def test_the_policy_that_ships_answers_as_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)  # the suite names a training configuration beside it
+    model = make_model(load_suite(root / "configs" / "eval" / "engine_smoke.yaml").model)
+
+    async def talk() -> Answer:
+        speaker = model.speaker("a/0", PROMPTS)
+        answer = await speaker.answer("")
+        await speaker.close()
+        await model.aclose()
+        return answer
+
+    answer = run_blocking(talk())
+    assert answer.text
+    assert answer.completion_tokens > 0
 
 
 def test_scripts_are_by_instance_with_a_default() -> None:

@@ -69,7 +69,7 @@ def make(server: Callable[[httpx.Request], httpx.Response], **settings: object) 
 
 def test_a_request_is_what_the_interface_asks_for() -> None:
     server = Server(httpx.Response(200, json=GOOD))
-    reply = ask(server, api_key="secret", temperature=0.5, max_new_tokens=9, stop=["</function>"])
+    reply = ask(server, api_key="secret", temperature=0.5, max_new_tokens=9)
     assert reply == Answer("text", 7, 3, cut_by="max_new_tokens", reasoning="hm")
     request = server.requests[0]
     assert str(request.url) == "http://host/v1/chat/completions"
@@ -84,7 +84,6 @@ def test_a_request_is_what_the_interface_asks_for() -> None:
         ],
         "temperature": 0.5,
         "max_tokens": 9,
-        "stop": ["</function>"],
     }
 
 

@@ -9,9 +9,9 @@ import pytest
 from eval_rows import make_row
 
 from agent_rl.view.record import EpisodeRecord, TurnRecord
-from eval.harness import Grade
 from eval.outcomes import Counts, Outcome
 from eval.report import Report, Result, check_sum, make_result
+from eval.verdicts import Grade
 
 SEVEN = list(Outcome)
 
