@@ -7,9 +7,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-
-from agent_rl.config.declaring import key, section
+from agent_rl.config.declaring import Count, NotNegative, Positive, Whole, key, section
 from agent_rl.config.reading import read_config
 from agent_rl.config.rules.fault import Fault, untouched
 from envs.actions import load_prompts
@@ -34,7 +32,7 @@ class DatasetConfig:
     source: str = key("verified", "a file, a folder, or verified, lite or full")
     split: str = key("test", "which split of a data set")
     instance_ids: tuple[str, ...] = key((), "instances to solve; empty is all")
-    max_instances: NonNegativeInt = key(0, "solve the first so many; 0 is all")
+    max_instances: Whole = key(0, "solve the first so many; 0 is all")
 
 
 @section
@@ -45,17 +43,15 @@ class ModelConfig:
     ``engine``: one of our engines, as the training configuration ``engine`` names it.
     """
 
-    kind: Literal["openai", "scripted", "engine"] = key("openai", "who answers, see above")
+    kind: Literal["openai", "scripted", "engine"] = key("openai", "which of these answers")
     name: str = key("", "as the endpoint calls it; also the name in the predictions")
     base_url: str = key("http://localhost:8000/v1", "the endpoint", only_for=_OPENAI)
-    api_key_env: str = key(
-        "OPENAI_API_KEY", "environment variable that holds the key", only_for=_OPENAI
-    )
-    temperature: NonNegativeFloat = key(0.0, "0 takes the likeliest token", only_for=_SAMPLED)
-    top_p: PositiveFloat = key(1.0, "1 is off", le=1, only_for=_OPENAI)
-    max_new_tokens: PositiveInt = key(8192, "tokens of one reply", le=1 << 24, only_for=_SAMPLED)
-    timeout_s: PositiveFloat = key(900.0, "time for one reply", only_for=_OPENAI)
-    max_retries: NonNegativeInt = key(8, "further tries of one reply", le=1000, only_for=_OPENAI)
+    api_key_env: str = key("OPENAI_API_KEY", "environment variable of the key", only_for=_OPENAI)
+    temperature: NotNegative = key(0.0, "0 takes the likeliest token", only_for=_SAMPLED)
+    top_p: Positive = key(1.0, "1 is off", le=1, only_for=_OPENAI)
+    max_new_tokens: Count = key(8192, "tokens of one reply", le=1 << 24, only_for=_SAMPLED)
+    timeout_s: Positive = key(900.0, "time for one reply", only_for=_OPENAI)
+    max_retries: Whole = key(8, "further tries of one reply", le=1000, only_for=_OPENAI)
     keep_thinking: bool = key(False, "send <think> blocks of earlier turns again", only_for=_OPENAI)
     script: str = key("", "a JSON file of replies", only_for=_SCRIPTED)
     engine: str = key("", "a training configuration, for its engine and policy", only_for=_ENGINE)
@@ -63,17 +59,17 @@ class ModelConfig:
 
 @section
 class AgentLoopConfig:
-    """The agent's way of working and the limits that stop it."""
+    """The agent: how it works and when it is stopped."""
 
     prompts: str = key("swe", "a name that ships with envs.actions, or a file")
     action_format: Literal["r2e_xml", "hermes_json", "bash_block"] = key(
         "r2e_xml", "how an action is written"
     )
     tools: Literal["r2e", "shell"] = key("r2e", "the tools of the agent; bash_block needs shell")
-    max_turns: PositiveInt = key(100, "turns of one episode", le=10_000)
-    max_completion_tokens: PositiveInt = key(200_000, "tokens sampled in one episode")
-    max_seconds: PositiveFloat = key(3600.0, "wall clock of one episode")
-    max_malformed: PositiveInt = key(5, "turns in a row without a usable call", le=10_000)
+    max_turns: Count = key(100, "turns of one episode", le=10_000)
+    max_completion_tokens: Count = key(200_000, "tokens sampled in one episode")
+    max_seconds: Positive = key(3600.0, "wall clock of one episode")
+    max_malformed: Count = key(5, "turns in a row without a usable call", le=10_000)
     patch_at_limit: bool = key(True, "hand in what an episode has that a limit ends")
 
 
@@ -81,15 +77,13 @@ class AgentLoopConfig:
 class ContainerConfig:
     """The container in which an agent works."""
 
-    memory_bytes: PositiveInt = key(4 << 30, "memory of one container")
-    cpus: PositiveFloat = key(2.0, "CPUs of one container")
-    max_processes: PositiveInt = key(512, "processes of one container")
-    disk_bytes: PositiveInt = key(8 << 30, "what one container may write")
-    command_timeout_s: PositiveFloat = key(90.0, "wall clock of one command of the agent")
-    max_observation_chars: PositiveInt = key(16_000, "longest reply of a command", le=100_000_000)
-    allow_emulation: bool = key(
-        False, "run images of another architecture: slow, and time-outs follow"
-    )
+    memory_bytes: Count = key(4 << 30, "memory of one container")
+    cpus: Positive = key(2.0, "CPUs of one container")
+    max_processes: Count = key(512, "processes of one container")
+    disk_bytes: Count = key(8 << 30, "what one container may write")
+    command_timeout_s: Positive = key(90.0, "wall clock of one command of the agent")
+    max_observation_chars: Count = key(16_000, "longest reply of a command", le=100_000_000)
+    allow_emulation: bool = key(False, "run images of another architecture: slow, with time-outs")
 
 
 @section
@@ -97,8 +91,8 @@ class GradingConfig:
     """The official harness."""
 
     python: str = key("", "an interpreter that has swebench; empty is this one")
-    num_workers: PositiveInt = key(4, "instances graded at a time", le=1024)
-    timeout_s: PositiveInt = key(1800, "wall clock of one instance's tests")
+    num_workers: Count = key(4, "instances graded at a time", le=1024)
+    timeout_s: Count = key(1800, "wall clock of one instance's tests")
     redo_timeouts: bool = key(False, "grade again what timed out, on resume")
 
 
@@ -118,13 +112,9 @@ class SuiteConfig:
         expected="letters, digits, '_', '.' and '-'",
     )
     run_root: str = key("runs/eval", "where run folders go")
-    samples: PositiveInt = key(
-        1, "tries for each instance; pass@k is reported up to this k", le=16_384
-    )
-    num_workers: PositiveInt = key(4, "episodes at a time", le=4096)
-    max_consecutive_failures: PositiveInt = key(
-        10, "infrastructure failures in a row that stop the run"
-    )
+    samples: Count = key(1, "tries for each instance; pass@k is reported up to this k", le=16_384)
+    num_workers: Count = key(4, "episodes at a time", le=4096)
+    max_consecutive_failures: Count = key(10, "infrastructure failures in a row that stop the run")
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     agent: AgentLoopConfig = field(default_factory=AgentLoopConfig)

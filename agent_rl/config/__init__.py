@@ -1,6 +1,6 @@
-"""The configuration: its schema here, reading, rules and key pages in the modules beside."""
+"""The configuration: the sections of its schema; reading, rules and key pages lie beside."""
 
-from agent_rl.config.schema import (
+from agent_rl.config.schema import (  # noqa: F401 (names for users)
     AgentConfig,
     AlgorithmConfig,
     EngineConfig,
@@ -17,21 +17,3 @@ from agent_rl.config.schema import (
     TrainConfig,
     TrainerConfig,
 )
-
-__all__ = [
-    "AgentConfig",
-    "AlgorithmConfig",
-    "EngineConfig",
-    "EvalConfig",
-    "ImagesConfig",
-    "OptimConfig",
-    "PolicyConfig",
-    "RolloutConfig",
-    "RoutingConfig",
-    "RunConfig",
-    "SamplingConfig",
-    "SandboxConfig",
-    "TasksConfig",
-    "TrainConfig",
-    "TrainerConfig",
-]

@@ -29,6 +29,10 @@ from agent_rl.errors import ConfigError
 _T = TypeVar("_T")
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 

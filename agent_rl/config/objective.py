@@ -7,7 +7,7 @@ DAPO also samples again and penalises length. ``objective`` fills in what was no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from agent_rl.config.schema import AlgorithmConfig, RunConfig
@@ -59,21 +59,16 @@ CORRECTION_BOUNDS: dict[str, tuple[float, float]] = {
 
 def objective(config: AlgorithmConfig) -> Objective:
     """Return the configured values, and the loss's own where the configuration has ``null``."""
+    given = {
+        "advantage": config.advantage,
+        "reduction": config.loss_reduction,
+        "clip_low": config.clip_low,
+        "clip_high": config.clip_high,
+        "overlong_fraction": config.overlong_fraction,
+        "dynamic_sampling_rounds": config.dynamic_sampling_rounds,
+    }
     own = DEFAULTS[config.loss]
-    return Objective(
-        advantage=config.advantage or own.advantage,
-        reduction=config.loss_reduction or own.reduction,
-        clip_low=own.clip_low if config.clip_low is None else config.clip_low,
-        clip_high=own.clip_high if config.clip_high is None else config.clip_high,
-        overlong_fraction=(
-            own.overlong_fraction if config.overlong_fraction is None else config.overlong_fraction
-        ),
-        dynamic_sampling_rounds=(
-            own.dynamic_sampling_rounds
-            if config.dynamic_sampling_rounds is None
-            else config.dynamic_sampling_rounds
-        ),
-    )
+    return replace(own, **{name: value for name, value in given.items() if value is not None})
 
 
 def correction_bounds(config: AlgorithmConfig) -> tuple[float, float]:

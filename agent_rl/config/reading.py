@@ -96,7 +96,7 @@ def top_level_keys(path: Path) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Sources:
-    """The place where each key was set."""
+    """The source of each key: the file, or an override."""
 
     path: str
     in_file: frozenset[str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields, is_dataclass
 
 from agent_rl.config.declaring import only_for
@@ -13,16 +13,16 @@ Rule = Callable[[RunConfig], Iterator[Fault]]
 
 
 def untouched(
-    section: str, got: object, where: str, keys: Iterable[str] | None = None
+    section: str, got: object, where: str, all_but: Collection[str] | None = None
 ) -> Iterator[Fault]:
     """Yield the keys that are only read for ``where`` and do not have their defaults.
 
-    ``got`` is the section of that name. Its keys say themselves for what they are read, but for
-    ``keys``, where given.
+    ``got`` is the section of that name. Its keys say themselves for what they are read; with
+    ``all_but`` the whole section is meant but for those.
     """
     assert is_dataclass(got)
     for item in fields(got):
-        meant = item.name in keys if keys is not None else only_for(item) == where
+        meant = item.name not in all_but if all_but is not None else only_for(item) == where
         value = getattr(got, item.name)
         if meant and value != item.default:
             text = f"got {value!r}, expected {item.default!r}: only read for {where}"

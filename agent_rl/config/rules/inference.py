@@ -10,22 +10,14 @@ from agent_rl.config.schema import SERVERS, RunConfig
 
 
 def _sampling(config: RunConfig) -> Iterator[Fault]:
-    if config.sampling.top_p != 1.0:
-        yield (
-            "sampling.top_p",
-            (
-                f"got {config.sampling.top_p}, expected 1.0: the trainer scores the full "
-                "distribution, a cut one would bias every importance ratio"
-            ),
-        )
-    if config.sampling.top_k != 0:
-        yield (
-            "sampling.top_k",
-            (
-                f"got {config.sampling.top_k}, expected 0 (off): the trainer scores the full "
-                "distribution, a cut one would bias every importance ratio"
-            ),
-        )
+    sampling = config.sampling
+    for key, got, full in (("top_p", sampling.top_p, 1.0), ("top_k", sampling.top_k, 0)):
+        if got != full:
+            yield (
+                f"sampling.{key}",
+                f"got {got}, expected {full} (off): the trainer scores the full distribution, a "
+                "cut one would bias every importance ratio",
+            )
 
 
 def _lengths(config: RunConfig) -> Iterator[Fault]:
@@ -33,23 +25,19 @@ def _lengths(config: RunConfig) -> Iterator[Fault]:
     if agent.max_new_tokens >= agent.max_tokens:
         yield (
             "agent.max_new_tokens",
-            (f"got {agent.max_new_tokens}, expected below agent.max_tokens ({agent.max_tokens})"),
+            f"got {agent.max_new_tokens}, expected below agent.max_tokens ({agent.max_tokens})",
         )
     if config.trainer.micro_batch_tokens < agent.max_tokens:
         yield (
             "trainer.micro_batch_tokens",
-            (
-                f"got {config.trainer.micro_batch_tokens}, expected at least agent.max_tokens "
-                f"({agent.max_tokens}): the longest trajectory must fit one micro-batch"
-            ),
+            f"got {config.trainer.micro_batch_tokens}, expected at least agent.max_tokens "
+            f"({agent.max_tokens}): the longest trajectory must fit one micro-batch",
         )
     if config.rollout.concurrency > config.engine.max_sessions:
         yield (
             "rollout.concurrency",
-            (
-                f"got {config.rollout.concurrency}, "
-                f"expected at most engine.max_sessions ({config.engine.max_sessions})"
-            ),
+            f"got {config.rollout.concurrency}, "
+            f"expected at most engine.max_sessions ({config.engine.max_sessions})",
         )
 
 

@@ -77,18 +77,14 @@ def _groups(config: RunConfig) -> Iterator[Fault]:
     if not 2 <= config.rollout.min_valid_members <= max(2, group_size):
         yield (
             "rollout.min_valid_members",
-            (
-                f"got {config.rollout.min_valid_members}, "
-                f"expected 2 to algorithm.group_size ({group_size})"
-            ),
+            f"got {config.rollout.min_valid_members}, "
+            f"expected 2 to algorithm.group_size ({group_size})",
         )
     if config.algorithm.groups_per_step > config.tasks.num_train:
         yield (
             "algorithm.groups_per_step",
-            (
-                f"got {config.algorithm.groups_per_step}, "
-                f"expected at most tasks.num_train ({config.tasks.num_train})"
-            ),
+            f"got {config.algorithm.groups_per_step}, "
+            f"expected at most tasks.num_train ({config.tasks.num_train})",
         )
 
 
@@ -96,7 +92,7 @@ def _optim(config: RunConfig) -> Iterator[Fault]:
     if config.optim.min_lr > config.optim.lr:
         yield (
             "optim.min_lr",
-            (f"got {config.optim.min_lr}, expected at most optim.lr ({config.optim.lr})"),
+            f"got {config.optim.min_lr}, expected at most optim.lr ({config.optim.lr})",
         )
 
 

@@ -14,7 +14,7 @@ def _parallel(config: RunConfig) -> Iterator[Fault]:
     if trainer.sequence_parallel and trainer.tensor_parallel == 1:
         yield (
             "trainer.sequence_parallel",
-            ("got true, expected false when trainer.tensor_parallel is 1"),
+            "got true, expected false when trainer.tensor_parallel is 1",
         )
     if trainer.tensor_parallel > 1 and not trainer.sequence_parallel:
         yield (

@@ -3,52 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 
 from agent_rl.config.rules.fault import Fault, Rule, untouched
-from agent_rl.config.schema import (
-    CHAT_TEMPLATE,
-    IMAGES,
-    MODULE,
-    REPAIR,
-    ROWS,
-    ImagesConfig,
-    RunConfig,
-    SandboxConfig,
-)
-from agent_rl.tasks.images import ROWS as ROW_KINDS
+from agent_rl.config.schema import CHAT_TEMPLATE, IMAGES, MODULE, REPAIR, ROWS, RunConfig
 from envs.actions import load_prompts
 from envs.errors import TaskError
 from envs.sandbox.docker.options import check_network
 
 
-def _rows(config: RunConfig) -> Iterator[Fault]:
-    """Give tasks with images containers and a chat template.
-
-    Others must not set what is theirs: nobody would read it.
-    """
-    tasks, agent = config.tasks, config.agent
-    if tasks.kind == "module":
-        if not tasks.module:
-            yield "tasks.module", "got nothing, expected a module of your own (tasks.kind=module)"
+def _unread(config: RunConfig) -> Iterator[Fault]:
+    """Hold to their defaults what only other kinds of tasks read."""
+    tasks = config.tasks
+    if tasks.kind != "repair":
         yield from untouched("tasks", tasks, REPAIR)
-        return
-    yield from untouched("tasks", tasks, MODULE)
+    if tasks.kind != "module":
+        yield from untouched("tasks", tasks, MODULE)
     if tasks.kind == "repair":
-        yield from untouched("images", config.images, IMAGES, _names(config.images))
+        yield from untouched("images", config.images, IMAGES, all_but=())
         yield from untouched("tasks", tasks, ROWS)
-        yield from untouched("agent", agent, IMAGES)
-        if config.sandbox.kind == "docker":
-            yield "sandbox.kind", "got docker, expected a kind that tasks.kind=repair can use: auto"
-        if tasks.bugs == "syntax" and agent.renderer == "compact":
-            yield (
-                "tasks.bugs",
-                "got syntax, expected token with agent.renderer=compact, whose vocabulary lacks "
-                "the words of other bugs",
-            )
+        yield from untouched("agent", config.agent, IMAGES)
+    elif tasks.kind != "module":
+        used = ("kind", "num_workers")
+        yield from untouched("sandbox", config.sandbox, "other kinds; see images", all_but=used)
+
+
+def _without_images(config: RunConfig) -> Iterator[Fault]:
+    if config.tasks.kind == "module" and not config.tasks.module:
+        yield "tasks.module", "got nothing, expected a module of your own (tasks.kind=module)"
+    if config.tasks.kind != "repair":
         return
-    yield from untouched("tasks", tasks, REPAIR)
-    if tasks.kind not in ROW_KINDS:
+    if config.sandbox.kind == "docker":
+        yield "sandbox.kind", "got docker, expected a kind that tasks.kind=repair can use: auto"
+    if config.tasks.bugs == "syntax" and config.agent.renderer == "compact":
+        yield (
+            "tasks.bugs",
+            "got syntax, expected token with agent.renderer=compact, whose vocabulary lacks "
+            "the words of other bugs",
+        )
+
+
+def _rows(config: RunConfig) -> Iterator[Fault]:
+    """Give tasks with images their rows, containers and a chat template."""
+    tasks, agent = config.tasks, config.agent
+    if tasks.kind in ("repair", "module"):
         return
     if not tasks.rows:
         yield "tasks.rows", "got nothing, expected a file of rows or the name of a data set"
@@ -62,10 +59,11 @@ def _rows(config: RunConfig) -> Iterator[Fault]:
             "sandbox.kind",
             f"got {config.sandbox.kind}, expected docker: the tasks are in container images",
         )
-    elsewhere = _names(config.sandbox) - {"kind", "num_workers"}
-    yield from untouched("sandbox", config.sandbox, "other kinds; see images", elsewhere)
     if agent.renderer != "chat_template":
-        yield "agent.renderer", f"got {agent.renderer}, expected chat_template for tasks.kind"
+        yield (
+            "agent.renderer",
+            f"got {agent.renderer}, expected chat_template for tasks.kind={tasks.kind}",
+        )
     if (agent.action_format == "bash_block") != (agent.tools == "shell"):
         needed = "shell" if agent.action_format == "bash_block" else "r2e"
         yield (
@@ -102,15 +100,9 @@ def _sandbox(config: RunConfig) -> Iterator[Fault]:
     if config.sandbox.kind == "process" and not config.sandbox.allow_unsafe:
         yield (
             "sandbox.kind",
-            (
-                "got process, which isolates nothing: expected bubblewrap, unshare or auto, "
-                "or sandbox.allow_unsafe=true to accept that the policy's code runs as you"
-            ),
+            "got process, which isolates nothing: expected bubblewrap, unshare or auto, "
+            "or sandbox.allow_unsafe=true to accept that the policy's code runs as you",
         )
 
 
-def _names(section: ImagesConfig | SandboxConfig) -> set[str]:
-    return {item.name for item in fields(section)}
-
-
-TASK_RULES: tuple[Rule, ...] = (_sandbox, _rows, _template, _containers)
+TASK_RULES: tuple[Rule, ...] = (_sandbox, _unread, _without_images, _rows, _template, _containers)
