@@ -223,6 +223,6 @@ def test_a_monstrous_test_file_is_a_refusal(box: t.WorkspaceTools, text: str) ->
 
 
 def test_a_work_folder_that_the_agent_filled_is_its_own_trouble(box: t.WorkspaceTools) -> None:
-    box.run(bash("head -c 100M /dev/zero | split -b 8M"))
+    box.run(bash("for i in 1 2 3 4 5; do fallocate -l 15M f$i; done; cat /dev/zero > rest"))
     result = box.run(create("new.py", "x" * 10_000))
     assert isinstance(result, t.Refused)
