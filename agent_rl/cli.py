@@ -198,7 +198,7 @@ def show(
 
 
 def _evaluation_of(source: Path) -> EntryPoint | None:
-    """What evaluates ``source`` when it is a benchmark's configuration; None for our own.
+    """Return the command for ``source`` if it is a benchmark's configuration; None for our own.
 
     A file with a section that only training has is ours, with a key too many.
     """

@@ -29,7 +29,7 @@ _NOT_READ = {
 
 @section
 class DatasetConfig:
-    """Which instances are solved."""
+    """The instances to solve."""
 
     source: str = key("verified", "a file, a folder, or verified, lite or full")
     split: str = key("test", "which split of a data set")
@@ -39,7 +39,7 @@ class DatasetConfig:
 
 @section
 class ModelConfig:
-    """Who answers.
+    """The model that answers.
 
     ``openai``: any OpenAI-compatible endpoint. ``scripted``: fixed replies from a JSON file.
     ``engine``: one of our engines, as the training configuration ``engine`` names it.
@@ -63,7 +63,7 @@ class ModelConfig:
 
 @section
 class AgentLoopConfig:
-    """How the agent works and when it is stopped."""
+    """The agent's way of working and the limits that stop it."""
 
     prompts: str = key("swe", "a name that ships with envs.actions, or a file")
     action_format: Literal["r2e_xml", "hermes_json", "bash_block"] = key(

@@ -82,12 +82,12 @@ def _rates(report: Report) -> list[tuple[str, str]]:
     means = report.means()
     if means["turns"]:
         rates += [
-            ("turns", f"{means['turns']:.1f} an episode"),
+            ("turns", f"{means['turns']:.1f} per episode"),
             (
                 "tokens",
                 f"{means['completion_tokens']:,.0f} written, {means['prompt_tokens']:,.0f} read",
             ),
-            ("seconds", f"{means['seconds']:,.1f} an episode"),
+            ("seconds", f"{means['seconds']:,.1f} per episode"),
         ]
     return rates
 

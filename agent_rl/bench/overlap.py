@@ -70,7 +70,8 @@ async def measure_overlap(
             runs[overlap].append(run)
             report(
                 f"round {number + 1} of {num_rounds}, {'beside' if overlap else 'in turns'}: "
-                f"{run.step_s:.2f} s a step (rollout {run.rollout_s:.2f}, update {run.train_s:.2f})"
+                f"{run.step_s:.2f} s per step"
+                f" (rollout {run.rollout_s:.2f}, update {run.train_s:.2f})"
             )
     return summarize(runs[False], runs[True])
 

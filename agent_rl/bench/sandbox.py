@@ -1,4 +1,4 @@
-"""What a sandbox costs, and that nothing of it stays behind when its controller is killed.
+"""The cost of a sandbox, and a check that nothing of it outlives its killed controller.
 
 Latencies are taken in turn, one of each kind after the other, so that load on the machine hits all
 of them alike; only their ratio to a plain subprocess means anything. Then a controller process
@@ -53,7 +53,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What a machine holds that this benchmark could have made."""
+    """Things on a machine that this benchmark could have made."""
 
     containers: int
     processes: int
@@ -165,7 +165,7 @@ def _in_turn(roads: Mapping[str, Callable[[], object]], repeats: int) -> dict[st
 
 @dataclass
 class Kills:
-    """How many controllers were killed, and the bubblewrap sandboxes they had just then."""
+    """The number of controllers killed, and the bubblewrap sandboxes they had just then."""
 
     number: int = 0
     sandboxes: set[str] = field(default_factory=set[str])
@@ -197,7 +197,7 @@ def play_and_kill(
 
 
 def control(image: str, docker_url: str | None) -> None:
-    """Play episodes for ever, a line for each that begins: the process that gets killed."""
+    """Play episodes for ever, one line per episode begun: the process that gets killed."""
     host = DockerHost(DockerPyEngine(docker_url), _RUN_ID, _LIMITS)
     host.clean_up()
     while True:

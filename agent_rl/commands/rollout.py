@@ -94,7 +94,7 @@ def _facts(trajectory: Trajectory, rollout: Rollout) -> Table:
     sampled = int(trajectory.loss_mask.sum())
     table.add_row("tokens", f"{len(trajectory.token_ids)}, {sampled} sampled")
     requested = ", ".join(str(turn.rows_requested) for turn in trajectory.turns)
-    table.add_row("rows fetched a turn", requested)
+    table.add_row("rows fetched per turn", requested)
     if trajectory.routed_experts is not None:
         _, present = trajectory.routed_experts.gather()
         table.add_row("routing rows", f"{int(present.sum())} of {len(present) - 1}")

@@ -96,7 +96,7 @@ def top_level_keys(path: Path) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class _Sources:
-    """Where each key was set."""
+    """The place where each key was set."""
 
     path: str
     in_file: frozenset[str]

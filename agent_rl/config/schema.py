@@ -26,7 +26,7 @@ _PROCESSES = 1024  # or threads, servers, downloads: what a machine runs side by
 
 @section
 class PolicyConfig:
-    """Where the starting weights are: a Hugging Face folder, or ``builtin:tiny_moe``."""
+    """The place of the starting weights: a Hugging Face folder, or ``builtin:tiny_moe``."""
 
     path: str = key(
         "builtin:tiny_moe", "a folder, hf:OWNER/NAME of the local cache, or builtin:NAME"
@@ -35,7 +35,7 @@ class PolicyConfig:
 
 @section
 class TasksConfig:
-    """What to solve; the held-out set is disjoint.
+    """The tasks to solve; the held-out set is disjoint.
 
     ``repair`` is generated from ``seed``, ``module`` are your own. ``r2e_gym`` and ``swebench`` are
     rows, each with a container image; a hash of a task's id says on which side it is, ``seed``
@@ -68,7 +68,7 @@ class TasksConfig:
 
 @section
 class SandboxConfig:
-    """Where untrusted code runs. ``auto`` takes bubblewrap, then unshare; never a plain process.
+    """The sandbox of untrusted code. ``auto`` takes bubblewrap, then unshare, never a process.
 
     Tasks with images need ``docker``; their limits are those of ``images``.
     """
@@ -246,7 +246,7 @@ class RoutingConfig:
 
 @section
 class AlgorithmConfig:
-    """What is optimised. ``null`` takes the value of ``loss`` in ``agent_rl.config.objective``."""
+    """The objective. ``null`` takes the value of ``loss`` in ``agent_rl.config.objective``."""
 
     loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "sft"] = key("grpo", "see trainer.md")
     advantage: Literal["grpo", "dr_grpo"] | None = key(None, "dr_grpo: not divided by the std")
@@ -280,7 +280,7 @@ class AlgorithmConfig:
 
 @section
 class RolloutConfig:
-    """What to do when group members fail."""
+    """The treatment of failed group members."""
 
     max_retries: NonNegativeInt = key(2, "how often a failed member is tried again", le=1000)
     retry_wait_s: NonNegativeFloat = key(

@@ -18,12 +18,12 @@ def f2_alarm(f2: float) -> int:
 
 
 def ends_run(metrics: Mapping[str, float], stop_on_alarm: bool) -> bool:
-    """Whether a run that asked for it ends after a step with these metrics."""
+    """Tell whether a run that asked for it ends after a step with these metrics."""
     return stop_on_alarm and metrics.get("alarm_f2", 0.0) >= 2
 
 
 def alarm_text(step: int, metrics: Mapping[str, float]) -> str:
-    """What a person is told after ``step``; empty when all is well."""
+    """Return the warning for a person after ``step``; empty when all is well."""
     level = metrics.get("alarm_f2", 0.0)
     if level < 1:
         return ""

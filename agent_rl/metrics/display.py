@@ -1,4 +1,4 @@
-"""What a person sees while a run is going: a live panel on a terminal, a line a step elsewhere."""
+"""The display of a run in progress: a live panel on a terminal, one line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ETA_STEPS = 20
 
 
 class Display(Protocol):
-    """Observer of a run. ``activity`` is called often, ``step_done`` once a step."""
+    """Observer of a run. ``activity`` is called often, ``step_done`` once per step."""
 
     def __enter__(self) -> Self: ...
 
@@ -67,7 +67,7 @@ class Eta:
 
 
 class LineDisplay:
-    """One line a step: for logs and pipes."""
+    """One line per step: for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._eta = console, Eta()

@@ -1,4 +1,4 @@
-"""How far the trainer's policy is from the one that sampled, on arrays and nothing else.
+"""Distance of the trainer's policy from the one that sampled, on arrays and nothing else.
 
 ``rollout`` is what the inference engine reported, ``train`` what the trainer computes for the
 same tokens, under the same weights unless rollouts run ahead (``train.overlap_rollout``).
@@ -68,7 +68,7 @@ def abs_gap(rollout: ArrayLike, train: ArrayLike) -> float:
 
 
 def flips(rows: ArrayLike, other: ArrayLike) -> NDArray[np.bool_]:
-    """Where two routings choose another *set* of experts: ``[T, L, K]`` twice → ``[T, L]``.
+    """Return where two routings choose another *set* of experts: ``[T, L, K]`` twice → ``[T, L]``.
 
     The order within K does not matter: it changes no output.
     """

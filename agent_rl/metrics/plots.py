@@ -79,7 +79,7 @@ def plot_run(
         longest = max(map(sum, zip(*shares, strict=True)))
         split.set_ylim(0, 1.2 * longest or 1.0)  # room for the legend
         split.legend(loc="upper right", fontsize=8, ncols=3)
-    split.set(title="Seconds of work a step", xlabel="step")
+    split.set(title="Seconds of work per step", xlabel="step")
     for axis in (rate, mismatch, router, split):
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""What a step's samples look like with replay, without it, and to the trainer a second time.
+"""A step's samples computed with replay, without it, and by the trainer a second time.
 
 With replay also where the run replays nothing, as long as the engine's rows are there: the
 difference is what ``routing.replay=r3`` would be worth to it.

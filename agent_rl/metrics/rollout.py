@@ -1,4 +1,4 @@
-"""What a step's rollouts say: rewards, endings, lengths, failures."""
+"""Metrics of a step's rollouts: rewards, endings, lengths, failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where metrics go: ``metrics.jsonl`` for programs, TensorBoard for people."""
+"""Destinations of metrics: ``metrics.jsonl`` for programs, TensorBoard for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 
 class MetricsSink:
-    """Appends one JSON object a step and mirrors its numbers to TensorBoard."""
+    """Appends one JSON object per step and mirrors its numbers to TensorBoard."""
 
     def __init__(self, jsonl: Path, tensorboard: Path) -> None:
         self._file = jsonl.open("ab")

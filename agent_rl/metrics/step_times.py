@@ -1,4 +1,4 @@
-"""Where a step's wall time went."""
+"""The parts of a step's wall time."""
 
 from __future__ import annotations
 

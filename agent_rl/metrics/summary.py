@@ -29,7 +29,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Summary:
-    """What ``summary.json`` holds. Times are of the training steps, evaluation left out."""
+    """The contents of ``summary.json``. Times are of the training steps, evaluation left out."""
 
     name: str
     seed: int
@@ -55,7 +55,7 @@ class Summary:
 
     @classmethod
     def from_json(cls, tree: Mapping[str, Any]) -> Summary:
-        """What ``to_json`` gave. Raises ``TypeError`` when a field without default is absent."""
+        """Read what ``to_json`` gave. Raises ``TypeError`` when a required field is absent."""
         return cls(**{field.name: tree[field.name] for field in fields(cls) if field.name in tree})
 
 

@@ -34,7 +34,7 @@ _TASKS = re.compile(r"seed|tasks\.\w+|algorithm\.groups_per_step")  # which are 
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """What tells the training tasks of a run from others."""
+    """The features that tell the training tasks of a run from others."""
 
     num_tasks: int
     digest: str

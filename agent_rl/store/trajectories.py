@@ -1,4 +1,4 @@
-"""Trajectories as Parquet, routing rows included: one file a step, one row a trajectory."""
+"""Trajectories as Parquet, routing rows included: one file per step, one row per trajectory."""
 
 from __future__ import annotations
 
@@ -119,5 +119,5 @@ def _json(details: Mapping[str, str | int | float]) -> str:
 
 
 def _plain(value: object) -> object:
-    """What an agent or a broken sandbox said must not keep a step from being written."""
+    """Return text fit for the file: what an agent or sandbox said must not stop the writing."""
     return unicode_only(value) if isinstance(value, str) else value

@@ -99,7 +99,7 @@ def plot(outcomes: Sequence[Outcome], setting: Setting, file: Path) -> None:
     FigureCanvasAgg(figure)
     figure.suptitle(
         f"Stability: {setting.engine_dtype} engine, float32 trainer, learning rate "
-        f"{setting.lr:g}, {setting.groups_per_step} x {setting.group_size} trajectories a step"
+        f"{setting.lr:g}, {setting.groups_per_step} x {setting.group_size} trajectories per step"
     )
     axes = figure.subplots(len(rows), 4, squeeze=False)
     for row, mini in zip(axes, rows, strict=True):

@@ -175,7 +175,7 @@ class CheckpointStore:
 
 
 def damage(folder: Path, *, contents: bool = True) -> str | None:
-    """Tell why the files of ``folder`` do not match its manifest; None when they do.
+    """Return why the files of ``folder`` do not match its manifest, or None when they do.
 
     Without ``contents`` only names and sizes are compared.
     """

@@ -1,6 +1,6 @@
 """Latent attention of the portable layers, right under tensor parallelism too.
 
-All heads share one rotated key a token, the last ``rope_dim`` outputs of the down projection of
+All heads share one rotated key per token, the last ``rope_dim`` outputs of the down projection of
 keys and values. Megatron shares that projection out by outputs where it is no Transformer Engine
 layer, and gathers them with an operation whose backward hands every rank its own part of its own
 gradient. For the rotated key that is the gradient of this rank's heads alone: the other ranks' part

@@ -179,7 +179,7 @@ class _LayerMaps:
         yield self._one(experts.weight2, "mlp.experts.down_proj", 0, ep)
 
     def _grouped_experts(self) -> Iterator[ParamMap]:
-        """Transformer Engine keeps one parameter an expert."""
+        """Transformer Engine keeps one parameter per expert."""
         experts, ep = self._layer.mlp.experts, _expert_group()
         count = self._shape.num_experts // ep.size()
         for linear, name in (

@@ -1,4 +1,4 @@
-"""The frozen reference policy: the starting weights, swapped in for one forward pass a step.
+"""The frozen reference policy: the starting weights, swapped in for one forward pass per step.
 
 A copy of the rank's own shards stays on the CPU for the whole run; while it is in, the current
 weights wait beside it. That costs the model's size twice in host memory and two copies of it a

@@ -197,7 +197,7 @@ class RouterReplay:
         """Reads are of this micro-batch from now on."""
         self._current, self._in_backward = micro_batch, in_backward
         table = self._tables[micro_batch]
-        # Asked here, where the table is on the CPU: on the device it would cost a wait a layer.
+        # Asked here, where the table is on the CPU: on the device it would cost a wait per layer.
         fixed = table.padding if self._live else table.present | table.padding
         self._all_fixed = bool(fixed.all())
 

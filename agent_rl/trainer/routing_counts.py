@@ -27,8 +27,8 @@ class RoutingCounts:
 class RoutingCounter:
     """Collects the counts of one rank; mutated by ``begin`` and ``add``.
 
-    Sums stay on the routers' device until ``counts`` asks: reading one a layer would make a GPU
-    wait for its queue a layer.
+    Sums stay on the routers' device until ``counts`` asks: reading one per layer would make a GPU
+    wait for its queue at each.
     """
 
     def __init__(self, layers: Sequence[int], num_experts: int) -> None:

@@ -27,7 +27,7 @@ _BADGES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """How an episode was judged. ``label`` is what the badge says."""
+    """The judgement of an episode. ``label`` is what the badge says."""
 
     label: str
     reason: str = ""

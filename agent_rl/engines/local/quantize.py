@@ -1,7 +1,7 @@
 """Engines of low precision, simulated: values are rounded as a quantised kernel rounds them.
 
 ``fp8_simulated`` stands for the usual W8A8 engine: weights in e4m3 with one float32 scale an output
-channel, activations in e4m3 with one scale a token, taken from the token itself (dynamic). Both are
+channel, activations in e4m3 with one scale per token, taken from that token (dynamic). Both are
 rounded, multiplied in float32 and the product is rounded to bfloat16, which is what an fp8 kernel
 with a float32 accumulator computes. ``int4_simulated`` rounds weights alone (W4A16): symmetric, one
 scale for 32 inputs of an output channel.
@@ -54,7 +54,7 @@ def round_e4m3(values: torch.Tensor) -> torch.Tensor:
 def round_int4(values: torch.Tensor) -> torch.Tensor:
     """Round to the nearest of -7..7 times a scale, one scale for 32 neighbours of the last axis.
 
-    ``values`` ``[..., n]`` float32; an n that 32 does not divide has one scale a row.
+    ``values`` ``[..., n]`` float32; an n that 32 does not divide has one scale per row.
     """
     group = _INT4_GROUP if values.shape[-1] % _INT4_GROUP == 0 else values.shape[-1]
     grouped = values.unflatten(-1, (-1, group))

@@ -38,7 +38,7 @@ def sample(
     Args:
         logits: ``[B, V]`` of any float dtype.
         temperatures: ``[B]`` float32; 0 is greedy, with log-probabilities at temperature 1.
-        uniforms: ``[B]`` in [0, 1), one a row.
+        uniforms: ``[B]`` in [0, 1), one per row.
 
     Returns:
         Token ids ``[B]`` int64 and log-probabilities ``[B, V]`` float32.

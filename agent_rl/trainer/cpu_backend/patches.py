@@ -8,7 +8,7 @@ _ABSENT = object()
 
 
 class Patches:
-    """What was replaced so far; ``set`` and ``undo`` change the modules themselves."""
+    """The replacements so far; ``set`` and ``undo`` change the modules themselves."""
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Any, str, Any]] = []

@@ -1,6 +1,6 @@
 """Inputs and outputs of a policy loss.
 
-A loss is one value a token. Weighting and normalisation belong to the layout and to Megatron
+A loss is one value per token. Weighting and normalisation belong to the layout and to Megatron
 (``batch.MicroBatch.weights`` and ``units``), so that a loss never knows how tokens are packed.
 
 Axis letters: N sampled tokens of a micro-batch on this rank, Q its sequences (on all ranks).

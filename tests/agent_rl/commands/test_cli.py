@@ -107,7 +107,7 @@ def test_rollout_shows_an_episode() -> None:
         "view",
         "patch",
         "reward",
-        "rows fetched a turn",
+        "rows fetched per turn",
     ):
         assert part in result.stdout
 
