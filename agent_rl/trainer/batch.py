@@ -277,16 +277,20 @@ def refuse_damage(
     Raises ``ReplayError`` naming sample, token, global layer, ids and what they should be.
     """
     try:
-        check = check_rows(rows, layout, present)
+        check = check_rows(rows, layout)
     except RoutingCacheError as error:
         raise ReplayError(f"sample {sample.sample_id}: {error}") from error
-    if check.all_good:
+    if check.all_good:  # asked first: hardly ever is a row missing
         return
-    row, slot = check.first_bad or (0, 0)
-    if check.bad is None and check.missing is not None:  # marked missing, yet called present
-        row = int(check.missing.argmax())
+    masks = [mask for mask in (check.bad, check.missing) if mask is not None]
+    damaged = present & np.logical_or.reduce(masks)
+    if not damaged.any():
+        return
+    row = int(damaged.argmax())
+    first = check_rows(rows[row : row + 1], layout).first_bad
+    slot = 0 if first is None else first[1]  # marked missing in all layers, yet called present
     raise ReplayError(
-        f"sample {sample.sample_id}: {check.num_bad + check.num_missing} damaged rows, first at "
+        f"sample {sample.sample_id}: {int(damaged.sum())} damaged rows, first at "
         f"token {start + row}, layer {layout.moe_layers[slots[slot]]}: "
         f"got={rows[row, slot].tolist()} "
         f"expected={layout.moe_top_k} distinct ids below {layout.num_experts}"

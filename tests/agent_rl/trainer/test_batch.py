@@ -306,6 +306,29 @@ def test_a_damaged_row_names_sample_token_and_layer(row: list[int], words: str) 
         lay_out([damaged], [0], index=0, layout=LAYOUT)
 
 
+def test_only_rows_that_say_they_are_present_are_judged() -> None:
+    """A foreign store may hold anything where a row is missing, and may call a mark a row."""
+    sample = marked_sample(2, 6)
+    rows = np.stack([np.array([[1, 2], [3, 4]])] * 5).astype(np.uint8)
+    rows[1, 1], rows[4] = [7, 7], 255
+
+    class Lossy(UncheckedRows):
+        present = np.array([True, False, True, True, False])
+
+        def gather(self, *, layers=None, start=0, stop=None):
+            found, _ = super().gather(layers=layers, start=start, stop=stop)
+            return found, self.present[start:stop]
+
+    lossy = Lossy(rows)
+    batch = lay_out(
+        [dataclasses.replace(sample, routed_experts=lossy)], [0], index=0, layout=LAYOUT
+    )
+    assert batch.present[:, 0].tolist() == lossy.present.tolist()
+    lossy.present = np.array([True, False, True, True, True])
+    with pytest.raises(ReplayError, match=r"1 damaged rows, first at token 4, layer 0: got=\[255"):
+        lay_out([dataclasses.replace(sample, routed_experts=lossy)], [0], index=0, layout=LAYOUT)
+
+
 def test_rows_of_another_width_are_refused() -> None:
     sample = marked_sample(2, 6)
     rows = np.stack([np.array([[1, 2], [3, 4], [5, 6]])] * 5).astype(np.uint8)
