@@ -6,9 +6,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import uuid
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 import yaml
 
 from agent_rl.run.resume import leaves
+from agent_rl.store.file_lock import try_lock
 from agent_rl.store.run_folder import write_aside
 from agent_rl.view.record import EpisodeRecord, RecordError, load_record, save_record
 from eval.config import SuiteConfig
@@ -40,12 +39,10 @@ class EvalFolder:
         """Open or create. Raises RunMismatchError when another process uses it."""
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self.close()
-            raise RunMismatchError(f"{path} is in use by another process") from error
+        lock = try_lock(path / ".lock")
+        if lock is None:
+            raise RunMismatchError(f"{path} is in use by another process: wait for it or stop it")
+        self._lock = lock
 
     def __enter__(self) -> EvalFolder:
         return self
@@ -55,9 +52,7 @@ class EvalFolder:
 
     def close(self) -> None:
         """Release the lock. Idempotent."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.release()
 
     def bind(self, config: SuiteConfig) -> bool:
         """Make this the folder of ``config``; return whether it already was.

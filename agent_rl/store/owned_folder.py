@@ -19,7 +19,8 @@ class OwnedFolder:
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_SH)  # several owners do not wait for each other
+        # Several owners share it, which the library filelock cannot do: fcntl here and below.
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def close(self) -> None:
         """Give it up; what is in it stays. Idempotent."""
@@ -29,7 +30,7 @@ class OwnedFolder:
 
 
 def ownerless(root: Path, pattern: str) -> Iterator[Path]:
-    """Folders below ``root`` that were owned once and are nobody's; nobody takes one meanwhile."""
+    """Yield folders below ``root`` whose owner is gone, each locked while it is yielded."""
     for folder in sorted(root.glob(pattern)):
         try:
             if time.time() - folder.stat().st_mtime < _MIN_AGE_S:

@@ -6,21 +6,22 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 from typing import Any
 
 import orjson
+from filelock import FileLock
 
 from agent_rl.config.reading import dump_config, load_resolved
 from agent_rl.config.schema import RunConfig
 from agent_rl.config.suggestions import command_line
 from agent_rl.errors import AgentRLError
+from agent_rl.store.file_lock import try_lock
 
 
 class RunFolderError(AgentRLError):
-    """The run folder is in use, already holds another run, or is not a run folder."""
+    """The run folder is in use, holds another run, cannot be made, or is not a run folder."""
 
 
 class RunExistsError(RunFolderError):
@@ -30,15 +31,18 @@ class RunExistsError(RunFolderError):
 class RunFolder:
     """Owns a run folder while open: a second process is refused, a killed one leaves no lock."""
 
-    def __init__(self, path: Path, lock: int) -> None:
+    def __init__(self, path: Path, lock: FileLock) -> None:
         self.path = path
         self._lock = lock
 
     @classmethod
     def create(cls, config: RunConfig) -> RunFolder:
-        """A new run. An existing run of the same name is never overwritten."""
+        """Make the folder of a new run; an existing run of the same name is never overwritten."""
         path = Path(config.run_root) / config.name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(config, error) from error
         try:
             path.mkdir()
         except FileExistsError as error:
@@ -47,13 +51,15 @@ class RunFolder:
                 f"{path} already holds a run: resume it with {resume}; or give another name "
                 "(name=...)"
             ) from error
+        except OSError as error:
+            raise _unwritable(config, error) from error
         folder = cls(path, _take_lock(path))
         write_aside(folder.config_file, dump_config(config).encode())
         return folder
 
     @classmethod
     def open(cls, path: Path) -> tuple[RunFolder, RunConfig]:
-        """An existing run and the config it was started with."""
+        """Open an existing run; return it and the config it was started with."""
         if not (path / "config.yaml").is_file():
             raise RunFolderError(f"{path} is no run folder: expected config.yaml in it")
         folder = cls(path, _take_lock(path))
@@ -105,13 +111,11 @@ class RunFolder:
 
     def close(self) -> None:
         """Release the lock. Idempotent."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.release()
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """Rows of a ``metrics.jsonl``; a last line torn by a kill is left out."""
+    """Return the rows of a ``metrics.jsonl``; a last line torn by a kill is left out."""
     if not file.exists():
         return []
     rows: list[dict[str, Any]] = []
@@ -140,13 +144,15 @@ def write_aside(file: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _take_lock(path: Path) -> int:
-    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise RunFolderError(
-            f"{path} is in use by another process: wait for it or stop it"
-        ) from error
-    return handle
+def _take_lock(path: Path) -> FileLock:
+    lock = try_lock(path / ".lock")
+    if lock is None:
+        raise RunFolderError(f"{path} is in use by another process: wait for it or stop it")
+    return lock
+
+
+def _unwritable(config: RunConfig, error: OSError) -> RunFolderError:
+    return RunFolderError(
+        f"run_root cannot take a run: got={config.run_root} ({error}) expected a folder that can be"
+        " made and written to; give another one (run_root=...)"
+    )

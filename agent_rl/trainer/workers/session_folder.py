@@ -6,12 +6,12 @@ in it, which the kernel takes back, says so to whoever makes the next one.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+
+from agent_rl.store.file_lock import try_lock
 
 _LOCK = "owner.lock"
 
@@ -27,25 +27,22 @@ class SessionFolder:
         _sweep(root, prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
         fresh = self.path / f"{_LOCK}.new"
-        self._lock = os.open(fresh, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock = try_lock(fresh)
         fresh.rename(self.path / _LOCK)  # seen by others only once it is held
 
     def remove(self) -> None:
-        """Idempotent."""
-        if self._lock >= 0:
+        """Remove the folder and give up its lock. Idempotent."""
+        if self._lock is not None:
             shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = -1
+            self._lock.release()
+            self._lock = None
 
 
 def _sweep(root: Path, prefix: str) -> None:
     """Remove folders whose owner is gone."""
     for file in root.glob(f"{prefix}*/{_LOCK}"):
         with suppress(OSError):  # removed meanwhile, or of another user
-            lock = os.open(file, os.O_RDWR)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: in use
+            lock = try_lock(file)
+            if lock is not None:
                 shutil.rmtree(file.parent, ignore_errors=True)
-            finally:
-                os.close(lock)
+                lock.release()

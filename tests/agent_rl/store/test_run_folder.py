@@ -45,6 +45,34 @@ def test_a_second_process_is_refused_until_the_first_ends(tmp_path: Path) -> Non
     assert attempt() == ""
 
 
+def test_a_killed_owner_leaves_a_lock_file_that_blocks_nobody(tmp_path: Path) -> None:
+    RunFolder.create(_config(tmp_path)).close()
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from agent_rl.store.run_folder import RunFolder\n"
+        "folder = RunFolder.open(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "a")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        try:
+            assert owner.stdout is not None
+            assert owner.stdout.readline() == "held\n"
+            with pytest.raises(RunFolderError, match="/a is in use by another process: wait"):
+                RunFolder.open(tmp_path / "a")
+        finally:
+            owner.kill()
+    assert (tmp_path / "a" / ".lock").exists()
+    RunFolder.open(tmp_path / "a")[0].close()
+
+
+@pytest.mark.parametrize("below", ["file", "file/deeper", "/proc/nobody-writes-here"])
+def test_a_run_root_that_cannot_hold_folders_is_named(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("x")
+    root = tmp_path / below
+    with pytest.raises(RunFolderError, match=rf"run_root .*got={root} .*expected a folder"):
+        RunFolder.create(_config(root))
+
+
 def test_a_folder_without_config_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no run folder"):
         RunFolder.open(tmp_path)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fixture_types import MakePolicy, MakeSamples, MakeTrainer
 
 from agent_rl.config.schema import (
     AlgorithmConfig,
@@ -25,14 +26,10 @@ from agent_rl.trainer.megatron import MegatronTrainer
 from agent_rl.types import TrainSample
 from routing_cache import ArrayRows, RowLayout
 
-MakePolicy = Callable[..., Path]
-MakeSamples = Callable[..., list[TrainSample]]
-MakeTrainer = Callable[..., MegatronTrainer]
-
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """The suite runs in parallel on few cores."""
+def one_thread() -> None:
+    """Keep torch to one thread: the suite runs in parallel on few cores."""
     torch.set_num_threads(1)
 
 
@@ -73,7 +70,7 @@ def write_policy(folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
 
 @pytest.fixture(scope="session")
 def make_policy(tmp_path_factory: pytest.TempPathFactory) -> MakePolicy:
-    """Policies by their overrides, each written once a session."""
+    """Make policies by their overrides, each written once per session."""
     made: dict[str, Path] = {}
 
     def make(**overrides: Any) -> Path:
@@ -91,13 +88,13 @@ def policy(make_policy: MakePolicy) -> Path:
 
 
 @pytest.fixture
-def process_group():
-    """Megatron's groups of a single process."""
+def process_group() -> None:
+    """Set up Megatron's groups of a single process."""
     parallel.initialize(TrainerConfig(num_threads=1), seed=0)
 
 
 def random_rows(layout: RowLayout, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Distinct experts a row, ``[count, L, K]``."""
+    """Draw distinct experts for each row, ``[count, L, K]``."""
     noise = rng.random((count, len(layout.moe_layers), layout.num_experts))
     return np.argsort(noise, axis=-1)[..., : layout.moe_top_k].astype(np.uint8)
 
@@ -138,11 +135,11 @@ def make_samples(policy: Path) -> MakeSamples:
     """Samples for a policy folder: ``make_samples(lengths, seed=..., folder=..., **sample)``."""
 
     def make(
-        lengths: Sequence[int], *, seed: int = 0, folder: Path = policy, **kwargs: Any
+        lengths: Sequence[int], *, seed: int = 0, folder: Path | None = None, **sample: Any
     ) -> list[TrainSample]:
-        layout, rng = read_shape(folder).row_layout, np.random.default_rng(seed)
+        layout, rng = read_shape(folder or policy).row_layout, np.random.default_rng(seed)
         return [
-            make_sample(layout, n, rng, name=f"sample-{i}", **kwargs) for i, n in enumerate(lengths)
+            make_sample(layout, n, rng, name=f"sample-{i}", **sample) for i, n in enumerate(lengths)
         ]
 
     return make
@@ -169,12 +166,12 @@ def run_config(**sections: dict[str, Any]) -> RunConfig:
 
 
 @pytest.fixture
-def make_trainer(policy: Path):
+def make_trainer(policy: Path) -> Iterator[MakeTrainer]:
     """``make_trainer(folder=..., **sections)``; closed at the end of the test."""
     made: list[MegatronTrainer] = []
 
-    def make(folder: Path = policy, **sections: dict[str, Any]) -> MegatronTrainer:
-        made.append(MegatronTrainer(run_config(**sections), folder))
+    def make(folder: Path | None = None, **sections: dict[str, Any]) -> MegatronTrainer:
+        made.append(MegatronTrainer(run_config(**sections), folder or policy))
         return made[-1]
 
     yield make

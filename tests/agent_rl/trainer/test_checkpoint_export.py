@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from family_policies import load, write_family
+from fixture_types import MakeTrainer
 from safetensors.torch import load_file, save_file
 
 from agent_rl.commands.export import export_command
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.megatron
 
 
 def test_the_newest_whole_checkpoint_of_a_run_is_exported(
-    policy: Path, tmp_path: Path, make_trainer, capsys: pytest.CaptureFixture[str]
+    policy: Path, tmp_path: Path, make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer, run = make_trainer(), tmp_path / "run"
     store = CheckpointStore(run / "checkpoints")

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fixture_types import MakePolicy, MakeSamples, MakeTrainer
 
 from agent_rl.trainer.checkpoint import MANIFEST, CheckpointStore
 
@@ -31,12 +32,12 @@ def start(policy: Path, root: Path, *limits: int) -> subprocess.Popen[str]:
 
 
 @pytest.fixture(scope="module")
-def small(make_policy) -> Path:
+def small(make_policy: MakePolicy) -> Path:
     return make_policy(num_hidden_layers=2, num_experts=8)
 
 
 def test_a_kill_in_the_middle_of_saving_leaves_a_checkpoint_to_resume_from(
-    small: Path, tmp_path: Path, make_trainer
+    small: Path, tmp_path: Path, make_trainer: MakeTrainer
 ) -> None:
     with start(small, tmp_path) as process:
         assert process.stdout is not None
@@ -53,7 +54,7 @@ def test_a_kill_in_the_middle_of_saving_leaves_a_checkpoint_to_resume_from(
 
 
 def test_a_disk_that_is_full_in_any_file_is_an_error_and_leaves_the_last_one(
-    small: Path, tmp_path: Path, make_trainer, make_samples
+    small: Path, tmp_path: Path, make_trainer: MakeTrainer, make_samples: MakeSamples
 ) -> None:
     """Room for all but the last byte of each of the checkpoint's files in turn, then for all."""
     trainer = make_trainer(small)
@@ -74,7 +75,7 @@ def test_a_disk_that_is_full_in_any_file_is_an_error_and_leaves_the_last_one(
 
 
 def test_every_file_short_by_one_byte_or_absent_is_noticed(
-    small: Path, tmp_path: Path, make_trainer
+    small: Path, tmp_path: Path, make_trainer: MakeTrainer
 ) -> None:
     store, trainer = CheckpointStore(tmp_path, keep_last=2), make_trainer(small)
     store.save(1, trainer.save)

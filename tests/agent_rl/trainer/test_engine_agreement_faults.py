@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fixture_types import MakeTrainer
 
 from agent_rl.config.schema import EngineConfig
 from agent_rl.engines.local import LocalEngine
@@ -58,7 +59,9 @@ def as_sample(folder: Path, prompt: np.ndarray, completion: Completion) -> Train
 
 @pytest.mark.megatron
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
-def test_equal_weights_give_a_ratio_of_one(policy, make_trainer, temperature: float) -> None:
+def test_equal_weights_give_a_ratio_of_one(
+    policy: Path, make_trainer: MakeTrainer, temperature: float
+) -> None:
     samples = sampled(policy, temperature)
     trainer = make_trainer(sampling={"temperature": temperature}, optim={"lr": 0.0})
     for sample, score in zip(samples, trainer.score(samples, "r3"), strict=True):
@@ -71,7 +74,9 @@ def test_equal_weights_give_a_ratio_of_one(policy, make_trainer, temperature: fl
 
 
 @pytest.mark.megatron
-def test_a_trainer_that_forgets_the_temperature_would_show(policy, make_trainer) -> None:
+def test_a_trainer_that_forgets_the_temperature_would_show(
+    policy: Path, make_trainer: MakeTrainer
+) -> None:
     samples = sampled(policy, 0.5)
     metrics = make_trainer(optim={"lr": 0.0}).step(samples)
     assert metrics["abs_logprob_gap"] > 0.1

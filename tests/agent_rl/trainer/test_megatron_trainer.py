@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fixture_types import MakePolicy, MakeSamples, MakeTrainer
 from reference_policy import logits as reference_logits
 from trainer_samples import LENGTHS, with_rollout, without_rows
 
@@ -43,7 +45,11 @@ def reference(folder: Path, samples: list[TrainSample], temperature: float = 1.0
 @pytest.mark.parametrize("variant", [{}, {"norm_topk_prob": False, "mlp_only_layers": [1]}])
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
 def test_gradient_of_a_replayed_step_equals_the_float64_reference(
-    make_policy, make_samples, make_trainer, variant, reduction: str
+    make_policy: MakePolicy,
+    make_samples: MakeSamples,
+    make_trainer: MakeTrainer,
+    variant: dict[str, Any],
+    reduction: str,
 ) -> None:
     """Several padded micro-batches, gradient accumulation, clipping bounds, replay: all at once."""
     folder = make_policy(**variant)
@@ -76,7 +82,7 @@ def test_gradient_of_a_replayed_step_equals_the_float64_reference(
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recompute_and_micro_batches_change_nothing(
-    policy, make_samples, make_trainer, recompute: str
+    policy: Path, make_samples: MakeSamples, make_trainer: MakeTrainer, recompute: str
 ) -> None:
     samples = make_samples(LENGTHS)
     results = []
@@ -95,7 +101,7 @@ def test_recompute_and_micro_batches_change_nothing(
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
 def test_log_probs_are_of_the_sampling_distribution(
-    policy, make_samples, make_trainer, temperature: float
+    policy: Path, make_samples: MakeSamples, make_trainer: MakeTrainer, temperature: float
 ) -> None:
     samples = make_samples(LENGTHS)
     trainer = make_trainer(sampling={"temperature": temperature}, optim={"lr": 0.0})
@@ -117,7 +123,9 @@ def test_log_probs_are_of_the_sampling_distribution(
     assert metrics["clip_fraction"] == 0.0
 
 
-def test_another_temperature_shows_as_mismatch(make_samples, make_trainer) -> None:
+def test_another_temperature_shows_as_mismatch(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = make_samples(LENGTHS)
     warm = make_trainer(sampling={"temperature": 1.3}).score(samples, "r3")
     metrics = make_trainer().step(with_rollout(samples, warm))
@@ -125,7 +133,9 @@ def test_another_temperature_shows_as_mismatch(make_samples, make_trainer) -> No
     assert metrics["f_1_1"] > 0.2
 
 
-def test_metrics_are_those_of_the_arrays(policy, make_samples, make_trainer) -> None:
+def test_metrics_are_those_of_the_arrays(
+    policy: Path, make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = make_samples(LENGTHS)
     trainer = make_trainer(algorithm={"num_mini_steps": 2})
     before = trainer.score(samples, "r3", full_logits=True)
@@ -154,7 +164,9 @@ def test_metrics_are_those_of_the_arrays(policy, make_samples, make_trainer) -> 
     assert all(math.isfinite(value) for value in metrics.values())
 
 
-def test_r3_off_and_r2_report_what_they_replayed(make_samples, make_trainer) -> None:
+def test_r3_off_and_r2_report_what_they_replayed(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = make_samples(LENGTHS)
     bare = [without_rows(s) for s in samples]
     reports = {
@@ -172,7 +184,9 @@ def test_r3_off_and_r2_report_what_they_replayed(make_samples, make_trainer) -> 
     )
 
 
-def test_r2_of_one_mini_step_equals_no_replay(make_samples, make_trainer) -> None:
+def test_r2_of_one_mini_step_equals_no_replay(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     """Before the first update the recorded choice is the live one."""
     samples = [without_rows(s) for s in make_samples(LENGTHS)]
     weights = []
@@ -183,7 +197,9 @@ def test_r2_of_one_mini_step_equals_no_replay(make_samples, make_trainer) -> Non
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
 
 
-def test_r2_replays_the_old_pass_through_later_mini_steps(make_samples, make_trainer) -> None:
+def test_r2_replays_the_old_pass_through_later_mini_steps(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     """After the first update the live routers choose other experts, r2 does not."""
     samples = [without_rows(s) for s in make_samples(LENGTHS)]
     weights = {}
@@ -196,7 +212,9 @@ def test_r2_replays_the_old_pass_through_later_mini_steps(make_samples, make_tra
     assert any(not torch.equal(t, weights["off"][name]) for name, t in weights["r2"].items())
 
 
-def test_the_same_step_twice_gives_the_same_weights(make_samples, make_trainer) -> None:
+def test_the_same_step_twice_gives_the_same_weights(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = make_samples(LENGTHS)
     runs = []
     for _ in range(2):

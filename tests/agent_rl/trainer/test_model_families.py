@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from family_policies import FAMILY_POLICIES, load, write_family
+from fixture_types import MakeSamples, MakeTrainer
 from safetensors.torch import load_file
 
 from agent_rl.config.schema import TrainerConfig
@@ -206,7 +207,7 @@ def test_bfloat16_leaves_the_selection_bias_in_float32(make) -> None:
 
 
 def test_no_pass_moves_the_selection_bias(
-    tmp_path: Path, make_trainer, make_samples, process_group
+    tmp_path: Path, make_trainer: MakeTrainer, make_samples: MakeSamples, process_group: None
 ) -> None:
     """Scoring and the update leave it; the router's weights learn under replay."""
     folder = write_family(tmp_path, "deepseek_v3")

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from fixture_types import MakePolicy
 from safetensors.torch import save_file
 
 from agent_rl.config.schema import TrainerConfig
@@ -55,7 +56,7 @@ def transformers_model(folder: Path):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_values_and_gradients_equal_transformers(make_policy, variant: str) -> None:
+def test_values_and_gradients_equal_transformers(make_policy: MakePolicy, variant: str) -> None:
     folder = make_policy(**VARIANTS[variant])
     model, maps = build(folder)
     other = transformers_model(folder)
@@ -73,7 +74,7 @@ def test_values_and_gradients_equal_transformers(make_policy, variant: str) -> N
 
 
 @pytest.mark.parametrize("variant", ["tied", "untied", "dense first layer", "grouped queries"])
-def test_weights_come_back_bit_exact(make_policy, tmp_path: Path, variant: str) -> None:
+def test_weights_come_back_bit_exact(make_policy: MakePolicy, tmp_path: Path, variant: str) -> None:
     folder = make_policy(**VARIANTS[variant])
     _, maps = build(folder)
     weights = export_weights(maps)
@@ -133,7 +134,7 @@ def fake_group(rank: int, size: int) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_parts_of_all_ranks_make_the_whole(make_policy, size: int) -> None:
+def test_parts_of_all_ranks_make_the_whole(make_policy: MakePolicy, size: int) -> None:
     folder = make_policy(num_attention_heads=8, num_key_value_heads=4, mlp_only_layers=[0])
     _, maps = build(folder)
     source, tensors = FolderTensors(folder), read_folder(folder)
@@ -151,7 +152,7 @@ def test_parts_of_all_ranks_make_the_whole(make_policy, size: int) -> None:
     assert num_split == 1 + 3 * 2 + 2 + 2 * 2  # embedding, attention, dense MLP, experts
 
 
-def test_a_tensor_parallel_shard_keeps_whole_heads(make_policy) -> None:
+def test_a_tensor_parallel_shard_keeps_whole_heads(make_policy: MakePolicy) -> None:
     """Rank r of two holds queries, keys and values of the r-th half of the heads."""
     folder = make_policy(num_attention_heads=4, num_key_value_heads=2)
     _, maps = build(folder)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixture_types import MakePolicy
 
 CHECKS = Path(__file__).with_name("objective_parallel_checks.py")
 DEADLINE_S = 400
@@ -60,7 +61,7 @@ def launch(folder: Path, policy: Path, layouts: dict[str, Any], num_ranks: int) 
 
 
 @pytest.fixture(scope="module")
-def results(make_policy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(make_policy: MakePolicy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("objective")
     policy = make_policy(num_hidden_layers=4, mlp_only_layers=[0])
     one = launch(folder, policy, {"one process": {}}, 1)

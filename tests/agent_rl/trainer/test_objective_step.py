@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fixture_types import MakeSamples, MakeTrainer
 from reference_policy import logits as reference_logits
 
 from agent_rl.errors import ReplayError
@@ -81,7 +82,12 @@ def reference_loss(folder: Path, samples: list[TrainSample], config: dict, reduc
     ],
 )
 def test_gradient_of_all_terms_equals_the_float64_reference(
-    policy: Path, make_samples, make_trainer, recompute: str, budget: int, reduction: str
+    policy: Path,
+    make_samples: MakeSamples,
+    make_trainer: MakeTrainer,
+    recompute: str,
+    budget: int,
+    reduction: str,
 ) -> None:
     samples = make_samples(LENGTHS)
     trainer = make_trainer(
@@ -103,7 +109,9 @@ def test_gradient_of_all_terms_equals_the_float64_reference(
     assert 0 < metrics["correction_weight"] < 2.0
 
 
-def test_the_consistency_term_pulls_the_live_router_to_the_rows(make_samples, make_trainer) -> None:
+def test_the_consistency_term_pulls_the_live_router_to_the_rows(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = [
         dataclasses.replace(s, advantages=np.zeros_like(s.advantages))
         for s in make_samples(LENGTHS)
@@ -120,7 +128,7 @@ def test_the_consistency_term_pulls_the_live_router_to_the_rows(make_samples, ma
 
 
 def test_missing_rows_and_padding_stay_out_of_the_consistency_term(
-    make_samples, make_trainer
+    make_samples: MakeSamples, make_trainer: MakeTrainer
 ) -> None:
     """Half of the rows missing: the mean is over what is there, in every micro-batching."""
     samples = make_samples(LENGTHS, missing=())
@@ -143,7 +151,7 @@ def test_missing_rows_and_padding_stay_out_of_the_consistency_term(
 @pytest.mark.parametrize("loss", ["gspo", "dr_grpo", "dapo", "cispo"])
 @pytest.mark.parametrize("correction", ["none", "mis"])
 def test_how_sequences_are_put_into_micro_batches_changes_nothing(
-    make_samples, make_trainer, loss: str, correction: str
+    make_samples: MakeSamples, make_trainer: MakeTrainer, loss: str, correction: str
 ) -> None:
     """Two mini-steps, so that ratios have left 1; one, several and packed micro-batches."""
     samples = make_samples((40, 21, 9, 33, 17, 12))
@@ -180,7 +188,7 @@ def test_how_sequences_are_put_into_micro_batches_changes_nothing(
 
 
 def test_the_reference_stays_the_starting_policy_also_after_a_resume(
-    tmp_path: Path, make_samples, make_trainer
+    tmp_path: Path, make_samples: MakeSamples, make_trainer: MakeTrainer
 ) -> None:
     options = {
         "algorithm": {"kl_weight": 0.1},
@@ -199,7 +207,9 @@ def test_the_reference_stays_the_starting_policy_also_after_a_resume(
     assert resumed.step(samples)["kl_reference"] == second
 
 
-def test_the_reference_routes_for_itself_whatever_is_replayed(make_samples, make_trainer) -> None:
+def test_the_reference_routes_for_itself_whatever_is_replayed(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     """Its log-probs, seen through the metric, do not move when the policy's rows change."""
     samples = make_samples(LENGTHS)
     algorithm = {"kl_weight": 0.1}
@@ -242,7 +252,9 @@ def test_swapping_the_reference_in_gives_the_weights_back_bit_for_bit(dtype) -> 
     assert all(torch.equal(a, b) for a, b in zip(held(), moved, strict=True))
 
 
-def test_the_alarm_is_a_metric_of_the_step(make_samples, make_trainer) -> None:
+def test_the_alarm_is_a_metric_of_the_step(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = make_samples(LENGTHS)  # rollout log-probs at random
     assert make_trainer().step(samples)["alarm_f2"] == 2.0
     scores = make_trainer().score(samples, "r3")
@@ -253,7 +265,9 @@ def test_the_alarm_is_a_metric_of_the_step(make_samples, make_trainer) -> None:
     assert make_trainer().step(same)["alarm_f2"] == 0.0
 
 
-def test_mixed_is_r3_where_rows_are_complete(make_samples, make_trainer) -> None:
+def test_mixed_is_r3_where_rows_are_complete(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = make_samples(LENGTHS)
     strict, mixed = (make_trainer(routing={"replay": mode}) for mode in ("r3", "mixed"))
     assert strict.step(samples) == mixed.step(samples)

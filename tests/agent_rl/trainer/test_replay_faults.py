@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from family_policies import write_family
+from fixture_types import MakeSamples, MakeTrainer
 from safetensors.torch import load_file, save_file
 
 from agent_rl.errors import ReplayError
@@ -60,7 +61,7 @@ def one_row_too_few(sample: TrainSample) -> TrainSample:
 
 
 @pytest.fixture
-def lossy(make_samples) -> list[TrainSample]:
+def lossy(make_samples: MakeSamples) -> list[TrainSample]:
     """Four samples: the second came without rows, the third one row short; order 2, 0, 3, 1."""
     samples = make_samples(LENGTHS)
     samples[1], samples[2] = without_rows(samples[1]), one_row_too_few(samples[2])
@@ -68,7 +69,9 @@ def lossy(make_samples) -> list[TrainSample]:
 
 
 @pytest.mark.megatron
-def test_a_strict_step_names_the_samples_and_moves_nothing(lossy, make_trainer) -> None:
+def test_a_strict_step_names_the_samples_and_moves_nothing(
+    lossy: list[TrainSample], make_trainer: MakeTrainer
+) -> None:
     trainer = make_trainer()
     before = trainer.publish_weights()
     names = r"2 samples .*got=sample-2 \(1 rows, first 7\), sample-1 \(15 rows, first 0\) "
@@ -80,7 +83,9 @@ def test_a_strict_step_names_the_samples_and_moves_nothing(lossy, make_trainer) 
 
 
 @pytest.mark.megatron
-def test_a_mixed_step_reports_the_fraction_and_stops_above_the_allowed(lossy, make_trainer) -> None:
+def test_a_mixed_step_reports_the_fraction_and_stops_above_the_allowed(
+    lossy: list[TrainSample], make_trainer: MakeTrainer
+) -> None:
     targets = sum(int(sample.loss_mask[1:].sum()) for sample in lossy)
     lost = int(lossy[3].loss_mask[1:].sum()) + 1  # all of the second, the last of the third
     fed = sum(LENGTHS) - len(LENGTHS)
@@ -98,7 +103,9 @@ def test_a_mixed_step_reports_the_fraction_and_stops_above_the_allowed(lossy, ma
 
 
 @pytest.mark.megatron
-def test_scores_survive_permutation_packing_and_a_split(make_samples, make_trainer) -> None:
+def test_scores_survive_permutation_packing_and_a_split(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     """What two data-parallel ranks receive scores as what was sent, sample by sample."""
     samples = make_samples(LENGTHS)
     trainer = make_trainer()
@@ -125,7 +132,7 @@ def test_scores_survive_permutation_packing_and_a_split(make_samples, make_train
 @pytest.mark.megatron
 @pytest.mark.parametrize("mode", ["r3", "mixed"])
 def test_rows_that_are_silently_short_are_damage_in_every_mode(
-    make_samples, make_trainer, mode: str
+    make_samples: MakeSamples, make_trainer: MakeTrainer, mode: str
 ) -> None:
     """Not the missing state: nobody marked the lost row, so the others may be shifted too."""
     samples = make_samples(LENGTHS)
@@ -140,7 +147,7 @@ def test_rows_that_are_silently_short_are_damage_in_every_mode(
 
 @pytest.mark.megatron
 def test_a_multi_token_prediction_layer_is_neither_built_nor_driven(
-    tmp_path: Path, make_samples, make_trainer
+    tmp_path: Path, make_samples: MakeSamples, make_trainer: MakeTrainer
 ) -> None:
     """A published folder has one more MoE layer, with a router of its own and no rows."""
     plain = write_family(tmp_path / "plain", "deepseek_v3")

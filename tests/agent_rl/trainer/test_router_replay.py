@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from fixture_types import MakePolicy
 from reference_policy import gates
 from replayed_policy import EXPERTS, TOP_K, Policy, backward, random_table, record, some_ids, table
 
@@ -17,7 +19,9 @@ pytestmark = [pytest.mark.megatron, pytest.mark.usefixtures("process_group")]
 @pytest.mark.parametrize(
     "overrides", [{}, {"norm_topk_prob": False}, {"num_hidden_layers": 4, "mlp_only_layers": [0]}]
 )
-def test_replaying_the_own_choice_changes_no_bit(make_policy, overrides) -> None:
+def test_replaying_the_own_choice_changes_no_bit(
+    make_policy: MakePolicy, overrides: dict[str, Any]
+) -> None:
     policy = Policy(make_policy(**overrides))
     ids = some_ids(3, 20)
     stock = policy.plain(ids)
@@ -97,7 +101,9 @@ def test_only_the_recorded_experts_get_a_gradient(policy: Path) -> None:
         ({"num_hidden_layers": 4, "mlp_only_layers": [1, 3]}, (0, 2)),
     ],
 )
-def test_rows_reach_their_own_layer_past_dense_ones(make_policy, overrides, layers) -> None:
+def test_rows_reach_their_own_layer_past_dense_ones(
+    make_policy: MakePolicy, overrides: dict[str, Any], layers: tuple[int, ...]
+) -> None:
     """Every layer gets the experts that its global number names, wherever dense layers sit."""
     subject, ids = Policy(make_policy(**overrides)), some_ids(1, 5)
     assert subject.replay.layers == layers
@@ -201,7 +207,7 @@ def test_a_tie_in_the_live_router_is_kept_through_recompute(policy: Path) -> Non
 
 
 @pytest.mark.parametrize("missing", [(3,), (0, 5), tuple(range(6))])
-def test_a_missing_row_is_routed_live_and_no_other(policy: Path, missing) -> None:
+def test_a_missing_row_is_routed_live_and_no_other(policy: Path, missing: tuple[int, ...]) -> None:
     subject, ids = Policy(policy), some_ids(1, 6)
     chosen = random_table(3, 6, seed=9, missing=missing)
     used: list[torch.Tensor] = []

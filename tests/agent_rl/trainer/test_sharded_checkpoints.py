@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from family_policies import load, write_family
+from fixture_types import MakePolicy
 from sharded_checks import LAYOUTS, held, load_and_continue, save_and_continue, trainer_of
 
 from agent_rl.errors import CheckpointError
@@ -31,7 +32,7 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def root(make_policy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(make_policy: MakePolicy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What every layout saved and loaded; ``policy.txt`` says from which folder."""
     policy = make_policy(
         num_hidden_layers=2, mlp_only_layers=[0], num_experts=8, tie_word_embeddings=False

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from fixture_types import MakePolicy, MakeSamples, MakeTrainer
 from trainer_samples import LENGTHS, at_version, without_rows
 
 from agent_rl.config.schema import RoutingConfig
@@ -18,7 +19,9 @@ from routing_cache import ArrayRows, RoutingCacheError
 pytestmark = pytest.mark.megatron
 
 
-def test_missing_rows_stop_a_strict_step_before_anything_moves(make_samples, make_trainer) -> None:
+def test_missing_rows_stop_a_strict_step_before_anything_moves(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = make_samples(LENGTHS)
     samples[1] = without_rows(samples[1])
     samples[3] = make_samples((17,), missing=(0,))[0]
@@ -33,7 +36,9 @@ def test_missing_rows_stop_a_strict_step_before_anything_moves(make_samples, mak
     trainer.step(make_samples(LENGTHS))  # and the trainer still works
 
 
-def test_missing_rows_are_routed_live_in_a_mixed_step(make_samples, make_trainer) -> None:
+def test_missing_rows_are_routed_live_in_a_mixed_step(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = make_samples(LENGTHS)
     samples[1] = without_rows(samples[1])
     lost = int(samples[1].loss_mask[1:].sum())
@@ -50,7 +55,7 @@ def test_missing_rows_are_routed_live_in_a_mixed_step(make_samples, make_trainer
 
 @pytest.mark.parametrize("mode", ["r3", "r2", "off"])
 def test_rows_of_other_tokens_are_refused_in_every_mode(
-    make_samples, make_trainer, mode: str
+    make_samples: MakeSamples, make_trainer: MakeTrainer, mode: str
 ) -> None:
     """Two samples of one length with their rows swapped on the way."""
     samples = make_samples((12, 12, 9))
@@ -64,7 +69,7 @@ def test_rows_of_other_tokens_are_refused_in_every_mode(
 
 @pytest.mark.parametrize("dense", [[0], [1, 3]])
 def test_rows_of_all_layers_and_of_moe_layers_score_alike(
-    make_policy, make_samples, make_trainer, dense: list[int]
+    make_policy: MakePolicy, make_samples: MakeSamples, make_trainer: MakeTrainer, dense: list[int]
 ) -> None:
     """Engines answer with dense layers in the axis, as zeros, or without them."""
     folder = make_policy(num_hidden_layers=4, mlp_only_layers=dense)
@@ -83,7 +88,9 @@ def test_rows_of_all_layers_and_of_moe_layers_score_alike(
         ArrayRows(trainer.row_layout, samples[0].token_ids, np.zeros((8, 5, 4), dtype=np.uint8))
 
 
-def test_scoring_checks_digests_and_reports_the_live_choice(make_samples, make_trainer) -> None:
+def test_scoring_checks_digests_and_reports_the_live_choice(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = make_samples(LENGTHS)
     trainer = make_trainer()
     live = [s.live_experts for s in trainer.score(samples, "off", live_routing=True)]
@@ -105,7 +112,9 @@ def test_scoring_checks_digests_and_reports_the_live_choice(make_samples, make_t
         trainer.score([foreign], "off")
 
 
-def test_rows_too_short_and_arrays_of_other_lengths_are_refused(make_samples, make_trainer) -> None:
+def test_rows_too_short_and_arrays_of_other_lengths_are_refused(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = make_samples((12, 9))
     longer = dataclasses.replace(
         samples[0], token_ids=np.append(samples[0].token_ids, 3).astype(np.int32)
@@ -114,7 +123,9 @@ def test_rows_too_short_and_arrays_of_other_lengths_are_refused(make_samples, ma
         make_trainer().step([longer, samples[1]])
 
 
-def test_the_order_of_samples_does_not_pair_rows_with_others(make_samples, make_trainer) -> None:
+def test_the_order_of_samples_does_not_pair_rows_with_others(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = make_samples(LENGTHS)
     plain = make_trainer().score(samples, "r3")
     order = [5, 0, 7, 3, 1, 6, 2, 4]
@@ -123,7 +134,9 @@ def test_the_order_of_samples_does_not_pair_rows_with_others(make_samples, make_
         assert np.allclose(mixed[place].logprobs, plain[i].logprobs, atol=1e-5)
 
 
-def test_stale_rows_are_refused_or_allowed_as_configured(make_samples, make_trainer) -> None:
+def test_stale_rows_are_refused_or_allowed_as_configured(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = make_samples(LENGTHS)
     trainer = make_trainer()
     trainer.step(samples)
@@ -144,7 +157,7 @@ class SpannedRows(ArrayRows):
     weight_versions = (1, 9)  # type: ignore[assignment]
 
 
-def test_rows_of_weights_that_do_not_exist_yet_are_refused(make_samples) -> None:
+def test_rows_of_weights_that_do_not_exist_yet_are_refused(make_samples: MakeSamples) -> None:
     sample = make_samples((12,))[0]
     rows, present = sample.routed_experts.gather(stop=11)
     held = SpannedRows(sample.routed_experts.layout, sample.token_ids, rows, present)
@@ -153,7 +166,9 @@ def test_rows_of_weights_that_do_not_exist_yet_are_refused(make_samples) -> None
         check_samples([sample], RoutingConfig(max_staleness=5), weight_version=1)
 
 
-def test_nothing_to_train_is_counted_and_moves_nothing(make_samples, make_trainer) -> None:
+def test_nothing_to_train_is_counted_and_moves_nothing(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = [
         dataclasses.replace(s, loss_mask=np.zeros_like(s.loss_mask)) for s in make_samples(LENGTHS)
     ]
@@ -170,7 +185,9 @@ def test_nothing_to_train_is_counted_and_moves_nothing(make_samples, make_traine
         trainer.step([])
 
 
-def test_an_empty_mini_batch_beside_a_full_one(make_samples, make_trainer) -> None:
+def test_an_empty_mini_batch_beside_a_full_one(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = make_samples((1, 12))  # the first one has nothing that could be trained
     metrics = make_trainer(algorithm={"num_mini_steps": 2}).step(samples)
     assert metrics["empty_mini_batches"] == 1.0
@@ -187,7 +204,7 @@ def test_an_empty_mini_batch_beside_a_full_one(make_samples, make_trainer) -> No
     ],
 )
 def test_values_that_are_not_finite_move_no_weight(
-    make_samples, make_trainer, values: dict[str, float], words: str
+    make_samples: MakeSamples, make_trainer: MakeTrainer, values: dict[str, float], words: str
 ) -> None:
     samples = make_samples(LENGTHS)
     samples[0] = dataclasses.replace(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fixture_types import MakePolicy, MakeSamples, MakeTrainer
 
 from agent_rl.errors import CheckpointError, TrainerError
 from agent_rl.trainer.megatron import MegatronTrainer
@@ -32,7 +33,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 
 def test_a_failure_behind_the_first_mini_step_leaves_weights_nobody_gets(
-    make_samples, make_trainer, tmp_path: Path
+    make_samples: MakeSamples, make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
     """The bad sample is in either mini-step: in the first one nothing has moved yet."""
     trainer = make_trainer(algorithm={"num_mini_steps": 2}, routing={"max_staleness": 9})
@@ -84,7 +85,12 @@ def test_a_rank_whose_weights_moved_is_not_to_be_trusted() -> None:
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(
-    make_policy, make_samples, make_trainer, tmp_path: Path, other: dict[str, object], named: str
+    make_policy: MakePolicy,
+    make_samples: MakeSamples,
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    other: dict[str, object],
+    named: str,
 ) -> None:
     """Also one whose tensors are all there, such as those of a deeper model."""
     make_trainer(make_policy(**other)).save(tmp_path)
@@ -99,7 +105,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(
 
 @pytest.mark.parametrize("part", ["trainer/optimizer-00000.safetensors", "trainer/position.json"])
 def test_a_checkpoint_that_lacks_state_is_refused_and_changes_nothing(
-    make_samples, make_trainer, tmp_path: Path, part: str
+    make_samples: MakeSamples, make_trainer: MakeTrainer, tmp_path: Path, part: str
 ) -> None:
     trainer = make_trainer(routing={"max_staleness": 9})
     trainer.step(make_samples((9, 12)))

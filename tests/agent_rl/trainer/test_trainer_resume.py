@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fixture_types import MakeSamples, MakeTrainer
 from trainer_samples import LENGTHS, at_version, without_rows
 
 from agent_rl.errors import CheckpointError
@@ -18,7 +19,9 @@ from agent_rl.trainer.weights import export_like
 pytestmark = pytest.mark.megatron
 
 
-def test_zero_advantages_leave_the_weights(make_samples, make_trainer) -> None:
+def test_zero_advantages_leave_the_weights(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = [
         dataclasses.replace(s, advantages=np.zeros_like(s.advantages))
         for s in make_samples(LENGTHS)
@@ -31,7 +34,9 @@ def test_zero_advantages_leave_the_weights(make_samples, make_trainer) -> None:
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
-def test_positive_advantages_raise_the_log_probs(make_samples, make_trainer) -> None:
+def test_positive_advantages_raise_the_log_probs(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = [
         dataclasses.replace(s, advantages=s.loss_mask.astype(np.float32))
         for s in make_samples(LENGTHS)
@@ -45,7 +50,9 @@ def test_positive_advantages_raise_the_log_probs(make_samples, make_trainer) -> 
     assert sums[-1] > sums[0] + 10
 
 
-def test_warm_start_loss_needs_no_rows_and_learns(make_samples, make_trainer) -> None:
+def test_warm_start_loss_needs_no_rows_and_learns(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = [
         dataclasses.replace(without_rows(s), advantages=s.loss_mask.astype(np.float32))
         for s in make_samples(LENGTHS)
@@ -56,7 +63,9 @@ def test_warm_start_loss_needs_no_rows_and_learns(make_samples, make_trainer) ->
     assert "kl_k3_rollout_old" not in trainer.step(samples)
 
 
-def test_schedule_warms_up_from_a_first_step_that_counts(make_samples, make_trainer) -> None:
+def test_schedule_warms_up_from_a_first_step_that_counts(
+    make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     samples = make_samples((9, 12))
     trainer = make_trainer(
         optim={"lr": 4e-3, "warmup_steps": 4, "decay": "linear", "min_lr": 0.0},
@@ -69,7 +78,7 @@ def test_schedule_warms_up_from_a_first_step_that_counts(make_samples, make_trai
     assert rates[4:] == sorted(rates[4:], reverse=True)
 
 
-def test_clipping_bounds_the_step(make_samples, make_trainer) -> None:
+def test_clipping_bounds_the_step(make_samples: MakeSamples, make_trainer: MakeTrainer) -> None:
     samples = make_samples(LENGTHS)
     free = make_trainer(optim={"clip_grad": 0.0, "lr": 0.0})
     tight = make_trainer(optim={"clip_grad": 0.01, "lr": 0.0})
@@ -83,7 +92,7 @@ def test_clipping_bounds_the_step(make_samples, make_trainer) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_resumed_run_continues_bit_for_bit(
-    tmp_path: Path, make_samples, make_trainer, dtype: str
+    tmp_path: Path, make_samples: MakeSamples, make_trainer: MakeTrainer, dtype: str
 ) -> None:
     options = {
         "trainer": {"dtype": dtype},
@@ -108,7 +117,7 @@ def test_a_resumed_run_continues_bit_for_bit(
 
 
 def test_a_checkpoint_before_the_first_step_and_over_a_used_trainer(
-    tmp_path: Path, make_samples, make_trainer
+    tmp_path: Path, make_samples: MakeSamples, make_trainer: MakeTrainer
 ) -> None:
     samples = make_samples(LENGTHS)
     fresh = make_trainer()
@@ -120,7 +129,9 @@ def test_a_checkpoint_before_the_first_step_and_over_a_used_trainer(
     assert used.step(samples) == fresh.step(samples)
 
 
-def test_a_checkpoint_is_a_model_folder(tmp_path: Path, make_samples, make_trainer) -> None:
+def test_a_checkpoint_is_a_model_folder(
+    tmp_path: Path, make_samples: MakeSamples, make_trainer: MakeTrainer
+) -> None:
     from transformers import Qwen3MoeForCausalLM
 
     trainer = make_trainer()
@@ -133,7 +144,9 @@ def test_a_checkpoint_is_a_model_folder(tmp_path: Path, make_samples, make_train
     assert all(torch.equal(p, published[name]) for name, p in parameters.items())
 
 
-def test_foreign_folders_are_not_loaded(tmp_path: Path, policy, make_trainer) -> None:
+def test_foreign_folders_are_not_loaded(
+    tmp_path: Path, policy: Path, make_trainer: MakeTrainer
+) -> None:
     trainer = make_trainer()
     with pytest.raises(CheckpointError, match="not a trainer checkpoint"):
         trainer.load(policy)
@@ -142,7 +155,7 @@ def test_foreign_folders_are_not_loaded(tmp_path: Path, policy, make_trainer) ->
         trainer.load(tmp_path)
 
 
-def test_threads_are_given_back(make_samples, make_trainer) -> None:
+def test_threads_are_given_back(make_samples: MakeSamples, make_trainer: MakeTrainer) -> None:
     torch.set_num_threads(2)
     make_trainer(trainer={"num_threads": 1}).step(make_samples((9, 12)))
     assert torch.get_num_threads() == 2

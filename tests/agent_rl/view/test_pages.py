@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,12 +25,16 @@ class Outline(HTMLParser):
         self.open: list[str] = []
         self.names: set[str] = set()
         self.text = ""
+        self.links: list[str | None] = []
+        self.attributes: set[str] = set()
         self.balanced = True
         self.feed(page)
         self.balanced &= not self.open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.names.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.links += [value for name, value in attrs if name == "href"]
         if tag not in VOID:
             self.open.append(tag)
 
@@ -56,6 +62,44 @@ def test_text_of_an_agent_is_never_markup() -> None:
     assert "default-src 'none'" in page
     assert "caf\N{REPLACEMENT CHARACTER}" in page
     page.encode()  # nothing in it that cannot be written
+
+
+BREAKOUT = """'"><script>x</script><img src=x onerror='x' title="{{ 7*7 }}">{% raw %}"""
+
+
+def with_every_text_replaced(value: Any) -> Any:
+    """Put BREAKOUT into every text field, those of nested records and tuples too."""
+    if isinstance(value, str):
+        return BREAKOUT
+    if isinstance(value, tuple):
+        return tuple(with_every_text_replaced(item) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        texts = {f.name: with_every_text_replaced(getattr(value, f.name)) for f in fields(value)}
+        return replace(value, **texts)
+    return value
+
+
+def test_quotes_and_tags_in_any_field_add_no_element_and_no_attribute() -> None:
+    plain = IndexEntry("a.html", make_record("x"), Verdict("failed", "why", "log"))
+    hostile = with_every_text_replaced(plain)
+    table = [("T", ("a", "b"), [("u", "v")])]
+    hostile_table = [(BREAKOUT, (BREAKOUT, BREAKOUT), [(BREAKOUT, BREAKOUT)])]
+    for before, after in (
+        (
+            episode_page(plain.record, plain.verdict, back="i"),
+            episode_page(hostile.record, hostile.verdict, back=BREAKOUT),
+        ),
+        (
+            index_page("t", [("f", "v")], table, [plain]),
+            index_page(BREAKOUT, [(BREAKOUT, BREAKOUT)], hostile_table, [hostile]),
+        ),
+    ):
+        outline, expected = Outline(after), Outline(before)
+        assert outline.balanced
+        assert (outline.names, outline.attributes) == (expected.names, expected.attributes)
+        assert BREAKOUT in outline.links
+        assert outline.text.count(BREAKOUT) >= 6
+        assert BREAKOUT not in after
 
 
 def test_a_page_shows_prompt_turns_reply_patch_and_log() -> None:
@@ -92,7 +136,7 @@ def test_the_index_links_every_episode() -> None:
     outline = Outline(page)
     assert outline.balanced
     assert "script" not in outline.names
-    assert page.count('href="a&quot;.html"') == 3
+    assert outline.links == ['a".html'] * 3
     assert '<td class="num">1</td>' in page
 
 

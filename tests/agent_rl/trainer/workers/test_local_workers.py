@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fixture_types import MakeSamples
 from rank_cases import (
     LENGTHS,
     Pair,
@@ -41,7 +42,7 @@ def pair(policy: Path, tmp_path_factory: pytest.TempPathFactory):
     assert_gone(pids)
 
 
-def test_two_ranks_are_one_trainer(pair: Pair, make_samples, tmp_path: Path) -> None:
+def test_two_ranks_are_one_trainer(pair: Pair, make_samples: MakeSamples, tmp_path: Path) -> None:
     """One after the other on the same ranks, which take seconds to start."""
     version = pair.fleet.weight_version
     batches = [make_samples(LENGTHS, seed=s, version=version + s) for s in range(2)]
@@ -53,7 +54,7 @@ def test_two_ranks_are_one_trainer(pair: Pair, make_samples, tmp_path: Path) -> 
 
 
 def test_a_rank_killed_in_a_step_ends_them_all_with_a_clear_error(
-    policy: Path, make_samples, tmp_path: Path
+    policy: Path, make_samples: MakeSamples, tmp_path: Path
 ) -> None:
     trainer = start_trainer(config(tmp_path, num_processes=2), policy)
     assert isinstance(trainer, TrainerFleet)
@@ -67,7 +68,7 @@ def test_a_rank_killed_in_a_step_ends_them_all_with_a_clear_error(
 
 
 def test_a_rank_that_is_not_scheduled_is_given_up_after_the_time_out(
-    policy: Path, make_samples, tmp_path: Path
+    policy: Path, make_samples: MakeSamples, tmp_path: Path
 ) -> None:
     settings = config(tmp_path, launcher="local", num_processes=1, worker_timeout_s=8.0)
     trainer = start_trainer(settings, policy)

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from fixture_types import MakeSamples
 from rank_cases import (
     LENGTHS,
     Pair,
@@ -63,7 +64,7 @@ def pair(policy: Path, tmp_path: Path):
     assert_gone(started)
 
 
-def test_two_actors_are_one_trainer(pair: Pair, make_samples, tmp_path: Path) -> None:
+def test_two_actors_are_one_trainer(pair: Pair, make_samples: MakeSamples, tmp_path: Path) -> None:
     check_same_steps(pair, [make_samples(LENGTHS, seed=s, version=s) for s in range(2)])
     check_same_scores(pair, make_samples(LENGTHS, seed=5, version=2))
     check_refusal(pair, make_samples(LENGTHS, seed=6, version=2))
@@ -73,7 +74,7 @@ def test_two_actors_are_one_trainer(pair: Pair, make_samples, tmp_path: Path) ->
 
 
 def test_an_actor_killed_in_a_step_ends_them_all_with_a_clear_error(
-    policy: Path, make_samples, tmp_path: Path
+    policy: Path, make_samples: MakeSamples, tmp_path: Path
 ) -> None:
     trainer = start_trainer(config(tmp_path, launcher="ray", num_processes=2), policy)
     assert isinstance(trainer, TrainerFleet)
@@ -88,7 +89,7 @@ def test_an_actor_killed_in_a_step_ends_them_all_with_a_clear_error(
 
 
 def test_an_actor_that_is_not_scheduled_is_given_up_after_the_time_out(
-    policy: Path, make_samples, tmp_path: Path
+    policy: Path, make_samples: MakeSamples, tmp_path: Path
 ) -> None:
     settings = config(tmp_path, launcher="ray", num_processes=1, worker_timeout_s=10.0)
     trainer = start_trainer(settings, policy)
