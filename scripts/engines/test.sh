@@ -1,5 +1,5 @@
 #!/bin/bash
-# Contract suite, failure tests and a 2-step training run on real servers. Fails when it cannot.
+# Contract suite, kills and a 2-step training run on real servers. Fails when it cannot.
 #
 #   scripts/engines/test.sh [sglang] [vllm]     (default: both)
 #
@@ -15,5 +15,5 @@ done
 export OMP_NUM_THREADS=1
 for engine in "${engines[@]}"; do  # one after the other: two cores carry one server
     AGENT_RL_REAL_ENGINES=$engine "${VENV:-.venv}/bin/python" -m pytest tests/agent_rl/engines/contract \
-        -k "real or failures"
+        -k real
 done
