@@ -21,7 +21,7 @@ from typing import Protocol
 
 from agent_rl.config import RunConfig
 from agent_rl.metrics.probe import probe_mismatch
-from agent_rl.metrics.rollout import rollout_metrics
+from agent_rl.metrics.rollout_metrics import rollout_metrics
 from agent_rl.protocols import Generator, Trainer
 from agent_rl.rollout.ahead import RolloutAhead
 from agent_rl.rollout.dynamic_sampling import Collector, collect_groups

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agent_rl.metrics.rollout import resolve_rate
+from agent_rl.metrics.rollout_metrics import resolve_rate
 from agent_rl.metrics.summary import Evaluation
 from agent_rl.run.parts import Rollout, collect_heldout
 from agent_rl.types import Group, Trajectory, release_rows

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from agent_rl.metrics.rollout import resolve_rate, rollout_metrics
+from agent_rl.metrics.rollout_metrics import resolve_rate, rollout_metrics
 from agent_rl.types import Group, Status, Trajectory
 
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from agent_rl.config.schema import AgentConfig, AlgorithmConfig, RolloutConfig, RunConfig
 from agent_rl.engines.scripted import ScriptedGenerator, synthetic_rows
-from agent_rl.metrics.rollout import rollout_metrics
+from agent_rl.metrics.rollout_metrics import rollout_metrics
 from agent_rl.rollout.agent import run_trajectory
 from agent_rl.rollout.chat import CompactRenderer
 from agent_rl.rollout.group import GroupCollector

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from agent_rl.config.schema import AgentConfig, AlgorithmConfig, RolloutConfig, RunConfig
-from agent_rl.metrics.rollout import rollout_metrics
+from agent_rl.metrics.rollout_metrics import rollout_metrics
 from agent_rl.rollout.samples import build_samples, has_signal, overlong_penalty
 from agent_rl.types import Group, Status, Trajectory
 

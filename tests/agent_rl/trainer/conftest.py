@@ -73,13 +73,13 @@ def make_policy(tmp_path_factory: pytest.TempPathFactory) -> MakePolicy:
     """Make policies by their overrides, each written once per session."""
     made: dict[str, Path] = {}
 
-    def make(**overrides: Any) -> Path:
+    def policy_with(**overrides: Any) -> Path:
         key = repr(sorted(overrides.items()))
         if key not in made:
             made[key] = write_policy(tmp_path_factory.mktemp("policy"), **overrides)
         return made[key]
 
-    return make
+    return policy_with
 
 
 @pytest.fixture(scope="session")
@@ -134,7 +134,7 @@ def make_sample(
 def make_samples(policy: Path) -> MakeSamples:
     """Samples for a policy folder: ``make_samples(lengths, seed=..., folder=..., **sample)``."""
 
-    def make(
+    def samples_of(
         lengths: Sequence[int], *, seed: int = 0, folder: Path | None = None, **sample: Any
     ) -> list[TrainSample]:
         layout, rng = read_shape(folder or policy).row_layout, np.random.default_rng(seed)
@@ -142,7 +142,7 @@ def make_samples(policy: Path) -> MakeSamples:
             make_sample(layout, n, rng, name=f"sample-{i}", **sample) for i, n in enumerate(lengths)
         ]
 
-    return make
+    return samples_of
 
 
 def run_config(**sections: dict[str, Any]) -> RunConfig:
@@ -170,10 +170,10 @@ def make_trainer(policy: Path) -> Iterator[MakeTrainer]:
     """``make_trainer(folder=..., **sections)``; closed at the end of the test."""
     made: list[MegatronTrainer] = []
 
-    def make(folder: Path | None = None, **sections: dict[str, Any]) -> MegatronTrainer:
+    def trainer_of(folder: Path | None = None, **sections: dict[str, Any]) -> MegatronTrainer:
         made.append(MegatronTrainer(run_config(**sections), folder or policy))
         return made[-1]
 
-    yield make
+    yield trainer_of
     for trainer in made:
         trainer.close()

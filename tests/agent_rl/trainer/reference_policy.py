@@ -5,7 +5,7 @@ Every expert is computed for every token and weighted by the gate, zero outside 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +58,7 @@ def gates(scores: torch.Tensor, chosen: torch.Tensor, normalised: bool) -> torch
 
 def _experts(
     x: torch.Tensor,
-    get,
+    get: Callable[[str], torch.Tensor],
     shape: ModelShape,
     chosen: torch.Tensor | None,
     router_logits: list[torch.Tensor] | None,
@@ -74,7 +74,9 @@ def _experts(
     return torch.einsum("te,teh->th", weight, out)
 
 
-def _attention(x: torch.Tensor, get, shape: ModelShape) -> torch.Tensor:
+def _attention(
+    x: torch.Tensor, get: Callable[[str], torch.Tensor], shape: ModelShape
+) -> torch.Tensor:
     def heads(kind: str, count: int) -> torch.Tensor:
         return (x @ get(f"self_attn.{kind}_proj.weight").T).view(len(x), count, -1).transpose(0, 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ EXPERTS, TOP_K = 32, 4
 class Policy:
     """A model, its replay and a forward of ``[B, S]`` ids."""
 
-    def __init__(self, folder: Path, recompute: str = "none", **model_options) -> None:
+    def __init__(self, folder: Path, recompute: str = "none", **model_options: Any) -> None:
         self.shape = read_shape(folder)
         config = transformer_config(self.shape, TrainerConfig(num_threads=1, recompute=recompute))
         for name, value in model_options.items():
@@ -35,7 +36,7 @@ class Policy:
         with cpu_backend.quiet():
             return self.model(ids, torch.arange(ids.shape[1]).expand(*ids.shape), None)
 
-    def forward(self, micro_batch: int, ids: torch.Tensor, **options) -> torch.Tensor:
+    def forward(self, micro_batch: int, ids: torch.Tensor, **options: Any) -> torch.Tensor:
         with self.replay.forward(micro_batch, **options):
             out = self.plain(ids)
         self.replay.bind_backward(out, micro_batch)
@@ -54,7 +55,9 @@ def some_ids(batch: int, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 200, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
-def table(rows: torch.Tensor, missing: tuple[int, ...] = (), pads: tuple[int, ...] = ()):
+def table(
+    rows: torch.Tensor, missing: tuple[int, ...] = (), pads: tuple[int, ...] = ()
+) -> ReplayTable:
     present = torch.ones(rows.shape[1], dtype=torch.bool)
     padding = torch.zeros(rows.shape[1], dtype=torch.bool)
     present[list(missing) + list(pads)] = False
@@ -62,7 +65,7 @@ def table(rows: torch.Tensor, missing: tuple[int, ...] = (), pads: tuple[int, ..
     return ReplayTable(rows.to(torch.uint8), present, padding)
 
 
-def random_table(num_layers: int, num_tokens: int, seed: int, **kwargs) -> ReplayTable:
+def random_table(num_layers: int, num_tokens: int, seed: int, **kwargs: Any) -> ReplayTable:
     noise = torch.rand(
         num_layers, num_tokens, EXPERTS, generator=torch.Generator().manual_seed(seed)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 
 from agent_rl.errors import ReplayError
 from agent_rl.trainer.assignment import plan_micro_batches
-from agent_rl.trainer.batch import fed_tokens, lay_out
+from agent_rl.trainer.batch import MicroBatch, fed_tokens, lay_out
 from agent_rl.trainer.grid import Part
-from agent_rl.types import TrainSample
+from agent_rl.types import TokenIds, TrainSample
 from routing_cache import ArrayRows, RowLayout
 
 LAYOUT = RowLayout(num_hidden_layers=2, moe_layers=(0, 1), num_experts=64, moe_top_k=2)
@@ -44,7 +45,7 @@ def marked_sample(number: int, length: int) -> TrainSample:
     )
 
 
-def check_values(batch) -> list[tuple[int, int]]:
+def check_values(batch: MicroBatch) -> list[tuple[int, int]]:
     """Check every real position; which (sample, position) they are."""
     seen = []
     for b, s in (~batch.padding).nonzero().tolist():
@@ -64,7 +65,7 @@ def check_values(batch) -> list[tuple[int, int]]:
     return seen
 
 
-def check_routed(batch) -> list[tuple[int, int]]:
+def check_routed(batch: MicroBatch) -> list[tuple[int, int]]:
     """Check the rows of every token that the routers see; which (sample, position) they are."""
     table, seen = batch.table(replay=True), []
     ids, sequences = batch.routed(batch.token_ids), batch.routed(batch.sequence_ids)
@@ -163,13 +164,15 @@ class CountingRows:
     def __init__(self, rows: ArrayRows) -> None:
         self._rows = rows
         self.num_tokens, self.weight_versions = rows.num_tokens, rows.weight_versions
-        self.reads: list[tuple[tuple[int, ...] | None, int, int]] = []
+        self.reads: list[tuple[Sequence[int] | None, int, int]] = []
 
-    def gather(self, *, layers=None, start: int = 0, stop: int | None = None):
+    def gather(
+        self, *, layers: Sequence[int] | None = None, start: int = 0, stop: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         self.reads.append((layers, start, stop if stop is not None else self.num_tokens))
         return self._rows.gather(layers=layers, start=start, stop=stop)
 
-    def verify(self, token_ids) -> None: ...
+    def verify(self, token_ids: TokenIds) -> None: ...
 
     def release(self) -> None: ...
 
@@ -315,7 +318,9 @@ def test_only_rows_that_say_they_are_present_are_judged() -> None:
     class Lossy(UncheckedRows):
         present = np.array([True, False, True, True, False])
 
-        def gather(self, *, layers=None, start=0, stop=None):
+        def gather(
+            self, *, layers: Sequence[int] | None = None, start: int = 0, stop: int | None = None
+        ) -> tuple[np.ndarray, np.ndarray]:
             found, _ = super().gather(layers=layers, start=start, stop=stop)
             return found, self.present[start:stop]
 
@@ -350,10 +355,12 @@ class UncheckedRows:
         self._rows = rows
         self.num_tokens = len(rows) + 1
 
-    def gather(self, *, layers=None, start=0, stop=None):
+    def gather(
+        self, *, layers: Sequence[int] | None = None, start: int = 0, stop: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         rows = self._rows if layers is None else self._rows[:, list(layers)]
         return rows[start:stop], np.ones(len(rows[start:stop]), dtype=bool)
 
-    def verify(self, token_ids) -> None: ...
+    def verify(self, token_ids: TokenIds) -> None: ...
 
     def release(self) -> None: ...

@@ -46,7 +46,7 @@ def found() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_transformer_engine_layers_carry_the_weights(found, name: str) -> None:
+def test_transformer_engine_layers_carry_the_weights(found: dict[str, Any], name: str) -> None:
     measured = found[name]
     assert measured["logits"] <= 1e-5
     assert measured["gradients"] <= 1e-5
@@ -54,7 +54,7 @@ def test_transformer_engine_layers_carry_the_weights(found, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_norms_are_fused_and_experts_grouped(found) -> None:
+def test_norms_are_fused_and_experts_grouped(found: dict[str, Any]) -> None:
     qwen = found["qwen3_moe, dense by list"]["parameters"]
     assert qwen["decoder.layers.0.mlp.linear_fc1.layer_norm_weight"] == [64]
     assert qwen["decoder.layers.0.mlp.linear_fc1.weight"] == [2 * 96, 64]

@@ -22,7 +22,9 @@ from agent_rl.types import TrainSample
 pytestmark = pytest.mark.megatron
 
 
-def reference(folder: Path, samples: list[TrainSample], temperature: float = 1.0):
+def reference(
+    folder: Path, samples: list[TrainSample], temperature: float = 1.0
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """Float64 log-probs of the sampled tokens by sample, and the weights that carry gradients."""
     shape = read_shape(folder)
     weights = {n: t.double().requires_grad_() for n, t in read_folder(folder).items()}

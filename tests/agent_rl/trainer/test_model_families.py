@@ -88,8 +88,11 @@ def gates_of(shape: ModelShape, logits: torch.Tensor, chosen: torch.Tensor) -> t
     return gates / gates.sum(-1, keepdim=True) * rule.scaling if rule.normalise else gates
 
 
+MakeFamily = Callable[[str], Policy]
+
+
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Policy]:
+def make_family(tmp_path_factory: pytest.TempPathFactory) -> MakeFamily:
     folders: dict[str, Path] = {}
 
     def policy(name: str) -> Policy:
@@ -101,8 +104,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Policy]:
 
 
 @pytest.mark.parametrize("name", FAMILY_POLICIES)
-def test_logits_equal_transformers(make, name: str) -> None:
-    policy = make(name)
+def test_logits_equal_transformers(make_family: MakeFamily, name: str) -> None:
+    policy = make_family(name)
     with torch.no_grad():
         ours, theirs = policy.logits(), policy.other(policy.ids).logits
     assert float(theirs.std()) > 0.3  # a flat distribution would agree by accident
@@ -110,9 +113,11 @@ def test_logits_equal_transformers(make, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILY_POLICIES)
-def test_gradients_with_forced_experts_equal_transformers(make, name: str) -> None:
+def test_gradients_with_forced_experts_equal_transformers(
+    make_family: MakeFamily, name: str
+) -> None:
     """Gates come from the live logits of the recorded experts, under the family's own rule."""
-    policy = make(name)
+    policy = make_family(name)
     rows = policy.random_rows()
     free = policy.logits().detach()
     policy.force(rows)
@@ -130,8 +135,8 @@ def test_gradients_with_forced_experts_equal_transformers(make, name: str) -> No
 
 
 @pytest.mark.parametrize("name", FAMILY_POLICIES)
-def test_weights_come_back_bit_exact(make, tmp_path: Path, name: str) -> None:
-    policy = make(name)
+def test_weights_come_back_bit_exact(make_family: MakeFamily, tmp_path: Path, name: str) -> None:
+    policy = make_family(name)
     weights = export_weights(policy.maps)
     source = dict(policy.other.named_parameters()) | {
         key: value
@@ -150,8 +155,8 @@ def test_weights_come_back_bit_exact(make, tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in FAMILY_POLICIES if n.startswith(("deep", "glm"))])
-def test_the_selection_bias_chooses_and_never_weighs(make, name: str) -> None:
-    policy = make(name)
+def test_the_selection_bias_chooses_and_never_weighs(make_family: MakeFamily, name: str) -> None:
+    policy = make_family(name)
     routers = [m for m in policy.model.modules() if hasattr(m, "expert_bias")]
     assert len(routers) == len(policy.shape.moe_layers)
     rows = policy.random_rows()
@@ -163,9 +168,9 @@ def test_the_selection_bias_chooses_and_never_weighs(make, name: str) -> None:
         assert torch.equal(policy.replayed(rows), replayed)
 
 
-def test_replaying_the_own_choice_changes_nothing(make) -> None:
+def test_replaying_the_own_choice_changes_nothing(make_family: MakeFamily) -> None:
     for name in FAMILY_POLICIES:
-        policy = make(name)
+        policy = make_family(name)
         experts = policy.shape.num_experts
         replay = RouterReplay([policy.model], num_experts=experts, recompute=False)
         blank = torch.zeros(BATCH * LENGTH, dtype=torch.bool)
@@ -191,8 +196,8 @@ def test_engines_get_the_names_of_the_folder(tmp_path: Path, name: str) -> None:
     assert all(torch.equal(served[key], tensor) for key, tensor in own.items())
 
 
-def test_bfloat16_leaves_the_selection_bias_in_float32(make) -> None:
-    policy = make("deepseek_v3")
+def test_bfloat16_leaves_the_selection_bias_in_float32(make_family: MakeFamily) -> None:
+    policy = make_family("deepseek_v3")
     config = transformer_config(policy.shape, TrainerConfig(dtype="bfloat16", num_threads=1))
     model = build_model(policy.shape, config)
     maps = param_maps(model, policy.shape)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from agent_rl.model.folders import INDEX, FolderTensors, folder_tensors, read_fo
 from agent_rl.model.shape import HFNames
 from agent_rl.trainer import cpu_backend
 from agent_rl.trainer.model import build_model, transformer_config
-from agent_rl.trainer.param_maps import param_maps
+from agent_rl.trainer.param_maps import ParamMap, param_maps
 from agent_rl.trainer.weights import export_like, export_weights, load_weights
 
 pytestmark = [pytest.mark.megatron, pytest.mark.usefixtures("process_group")]
@@ -36,7 +37,7 @@ VARIANTS = {
 }
 
 
-def build(folder: Path):
+def build(folder: Path) -> tuple[torch.nn.Module, list[ParamMap]]:
     shape = read_shape(folder)
     model = build_model(shape, transformer_config(shape, TrainerConfig(num_threads=1)))
     maps = param_maps(model, shape)
@@ -44,12 +45,12 @@ def build(folder: Path):
     return model, maps
 
 
-def run(model, ids: torch.Tensor) -> torch.Tensor:
+def run(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
     with cpu_backend.quiet():
         return model(ids, torch.arange(ids.shape[1]).expand(*ids.shape), None)
 
 
-def transformers_model(folder: Path):
+def transformers_model(folder: Path) -> Any:
     from transformers import Qwen3MoeForCausalLM
 
     return Qwen3MoeForCausalLM.from_pretrained(folder, dtype=torch.float32)

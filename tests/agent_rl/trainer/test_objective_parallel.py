@@ -71,7 +71,7 @@ def results(make_policy: MakePolicy, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.mark.slow
 @pytest.mark.megatron
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_metrics_and_update_are_those_of_one_process(results, layout: str) -> None:
+def test_metrics_and_update_are_those_of_one_process(results: dict[str, Any], layout: str) -> None:
     ours, expected = results[layout], results["one process"]
     assert ours["metrics"].keys() == expected["metrics"].keys()
     assert expected["metrics"]["router_consistency"] > 0.1

@@ -36,7 +36,9 @@ def sampled_at(sample: TrainSample) -> torch.Tensor:
     return torch.from_numpy(np.flatnonzero(sample.loss_mask[1:]))
 
 
-def reference_loss(folder: Path, samples: list[TrainSample], config: dict, reduction: str):
+def reference_loss(
+    folder: Path, samples: list[TrainSample], config: dict, reduction: str
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The loss of ``TERMS`` in float64 at the starting weights, and those weights."""
     shape = read_shape(folder)
     weights = {n: t.double().requires_grad_() for n, t in read_folder(folder).items()}
@@ -231,7 +233,7 @@ def test_the_reference_routes_for_itself_whatever_is_replayed(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_swapping_the_reference_in_gives_the_weights_back_bit_for_bit(dtype) -> None:
+def test_swapping_the_reference_in_gives_the_weights_back_bit_for_bit(dtype: torch.dtype) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(5, 3)).to(dtype)
     module[0].register_buffer("bias_of_a_router", torch.ones(3))
     reference = ReferencePolicy([module])

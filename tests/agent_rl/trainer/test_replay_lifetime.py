@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +77,13 @@ class Copies(TorchDispatchMode):
         super().__init__()
         self.seen: list[tuple[torch.dtype, torch.dtype]] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
         source = next((a for a in args if isinstance(a, torch.Tensor)), None)
         if source is not None and isinstance(out, torch.Tensor) and source.device != out.device:

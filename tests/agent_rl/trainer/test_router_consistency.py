@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,7 +84,7 @@ def test_live_distribution_follows_the_scoring_rule_without_its_bias() -> None:
     assert torch.allclose(biased.exp(), normal.exp(), atol=1e-6)
 
 
-def replayed(folder: Path, weight: float, **options) -> tuple[RouterReplay, torch.nn.Module]:
+def replayed(folder: Path, weight: float, **options: Any) -> tuple[RouterReplay, torch.nn.Module]:
     shape = read_shape(folder)
     config = transformer_config(shape, TrainerConfig(num_threads=1))
     for name, value in options.items():
@@ -94,14 +95,16 @@ def replayed(folder: Path, weight: float, **options) -> tuple[RouterReplay, torc
     return replay, model
 
 
-def run(replay: RouterReplay, model: torch.nn.Module, table: ReplayTable, **options):
+def run(
+    replay: RouterReplay, model: torch.nn.Module, table: ReplayTable, **options: Any
+) -> torch.Tensor:
     ids = torch.randint(0, 200, (1, 6), generator=torch.Generator().manual_seed(0))
     replay.put(0, table)
     with replay.forward(0, **options), cpu_backend.quiet():
         return model(ids, torch.arange(6)[None], None)
 
 
-def some_table(**fields) -> ReplayTable:
+def some_table(**fields: Any) -> ReplayTable:
     noise = torch.rand(3, 6, 32, generator=torch.Generator().manual_seed(1))
     nobody = torch.zeros(6, dtype=torch.bool)
     values = {"present": ~nobody, "padding": nobody, "weights": torch.ones(6)} | fields

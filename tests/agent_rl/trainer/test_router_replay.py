@@ -213,7 +213,9 @@ def test_a_missing_row_is_routed_live_and_no_other(policy: Path, missing: tuple[
     used: list[torch.Tensor] = []
     live: list[torch.Tensor] = []
 
-    def watch(router, args, out) -> None:
+    def watch(
+        router: torch.nn.Module, args: tuple[torch.Tensor, ...], out: tuple[torch.Tensor, ...]
+    ) -> None:
         used.append(out[1])
         live.append((args[0].flatten(0, 1) @ router.weight.T).topk(TOP_K).indices)
 

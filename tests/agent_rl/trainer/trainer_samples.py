@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
+from agent_rl.protocols import Scored
 from agent_rl.types import TrainSample
 from routing_cache import ArrayRows
 
 LENGTHS = (9, 30, 5, 17, 1, 12, 23, 2)
 
 
-def with_rollout(samples: list[TrainSample], scores) -> list[TrainSample]:
+def with_rollout(samples: list[TrainSample], scores: Sequence[Scored]) -> list[TrainSample]:
     """The samples as if sampled by the policy that was scored."""
     return [
         dataclasses.replace(sample, rollout_logprobs=score.logprobs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from agent_rl.errors import ReplayError, TrainerError
 from agent_rl.trainer.workers.channel import Channel, ChannelClosedError, write_block
 from agent_rl.trainer.workers.messages import Alive, Done, Failed, Publish, Save, Step
 
+Ends = tuple[Channel, Channel]
+
 
 @pytest.fixture
-def ends():
+def ends() -> Iterator[Ends]:
     near, far = Channel.pair()
     pair = near, Channel(far)
     yield pair
@@ -31,7 +34,7 @@ def content(descriptor: int | None) -> bytes:
         os.close(descriptor)
 
 
-def test_messages_arrive_in_order_and_equal(ends) -> None:
+def test_messages_arrive_in_order_and_equal(ends: Ends) -> None:
     near, far = ends
     sent = [Step(), Save(Path("/x")), Alive(), Done({"loss": 0.5}, 7), Publish()]
     for message in sent:
@@ -39,7 +42,7 @@ def test_messages_arrive_in_order_and_equal(ends) -> None:
     assert [far.receive() for _ in sent] == [(message, None) for message in sent]
 
 
-def test_an_error_arrives_as_itself(ends) -> None:
+def test_an_error_arrives_as_itself(ends: Ends) -> None:
     near, far = ends
     near.send(Failed(ReplayError("rows are missing"), "trace", is_ours=True))
     message = far.receive().message
@@ -48,7 +51,7 @@ def test_an_error_arrives_as_itself(ends) -> None:
     assert str(message.error) == "rows are missing"
 
 
-def test_a_block_stays_with_its_own_message(ends) -> None:
+def test_a_block_stays_with_its_own_message(ends: Ends) -> None:
     """Frames that wait together are read together: the descriptor must not go to the first."""
     near, far = ends
     blocks = [write_block("a", [b"first"]), write_block("b", [b"sec", memoryview(b"ond")])]
@@ -63,7 +66,7 @@ def test_a_block_stays_with_its_own_message(ends) -> None:
     assert [content(received[i].block) for i in (1, 3)] == [b"first", b"second"]
 
 
-def test_a_block_can_be_read_by_every_receiver_and_leaves_nothing_behind(ends) -> None:
+def test_a_block_can_be_read_by_every_receiver_and_leaves_nothing_behind(ends: Ends) -> None:
     near, far = ends
     before = set(os.listdir("/dev/shm"))
     block = write_block("samples", [b"x" * 100_000])
@@ -74,7 +77,7 @@ def test_a_block_can_be_read_by_every_receiver_and_leaves_nothing_behind(ends) -
     assert set(os.listdir("/dev/shm")) == before
 
 
-def test_a_message_larger_than_the_socket_arrives_whole(ends) -> None:
+def test_a_message_larger_than_the_socket_arrives_whole(ends: Ends) -> None:
     near, far = ends
     value = {f"metric_{i}": float(i) for i in range(200_000)}
     sending = threading.Thread(target=near.send, args=(Done(value, 1),))
@@ -97,7 +100,7 @@ def test_a_frame_in_parts_is_not_given_out_before_it_is_complete() -> None:
     far.close()
 
 
-def test_the_end_of_the_other_side_is_an_error_of_its_own(ends) -> None:
+def test_the_end_of_the_other_side_is_an_error_of_its_own(ends: Ends) -> None:
     near, far = ends
     near.send(Alive())
     near.close()

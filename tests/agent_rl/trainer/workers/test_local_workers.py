@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.megatron]
 
 
 @pytest.fixture(scope="module")
-def pair(policy: Path, tmp_path_factory: pytest.TempPathFactory):
+def pair(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     made = start_pair(tmp_path_factory.mktemp("runs"), policy, num_processes=2)
     pids = local_pids(made.fleet)
     yield made
@@ -80,8 +81,11 @@ def test_a_rank_that_is_not_scheduled_is_given_up_after_the_time_out(
     assert_gone(pids)
 
 
+StartDriver = Callable[[], tuple[subprocess.Popen[str], int]]
+
+
 @pytest.fixture
-def start_driver(policy: Path, tmp_path: Path):
+def start_driver(policy: Path, tmp_path: Path) -> Iterator[StartDriver]:
     """``start_driver()``: a driver with one rank, and the id of the rank."""
     script = Path(__file__).with_name("driver_that_dies.py")
     drivers: list[subprocess.Popen[str]] = []
@@ -98,7 +102,9 @@ def start_driver(policy: Path, tmp_path: Path):
         driver.communicate()
 
 
-def test_a_rank_notices_that_its_driver_was_killed(start_driver, tmp_path: Path) -> None:
+def test_a_rank_notices_that_its_driver_was_killed(
+    start_driver: StartDriver, tmp_path: Path
+) -> None:
     """The thread that started it is over, which is no reason to end."""
     driver, pid = start_driver()
     for number in (signal.SIGTERM, signal.SIGINT):  # as a scheduler sends to the whole job
@@ -109,7 +115,7 @@ def test_a_rank_notices_that_its_driver_was_killed(start_driver, tmp_path: Path)
     assert "the driver is gone" in (tmp_path / "run" / "workers" / "rank-0.log").read_text()
 
 
-def test_a_stopped_rank_ends_with_its_driver(start_driver) -> None:
+def test_a_stopped_rank_ends_with_its_driver(start_driver: StartDriver) -> None:
     """It cannot notice anything; left over it would hold its memory until the next reboot."""
     driver, pid = start_driver()
     os.kill(pid, signal.SIGSTOP)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def children() -> list[int]:
 
 
 @pytest.fixture
-def pair(policy: Path, tmp_path: Path):
+def pair(policy: Path, tmp_path: Path) -> Iterator[Pair]:
     """Of one test: all tests would share the Ray of this process, and its two CPUs."""
     handler = signal.getsignal(signal.SIGTERM)
     made = start_pair(tmp_path, policy, launcher="ray", num_processes=2)
