@@ -258,33 +258,6 @@ def test_unusable_files(tmp_path: Path, text: str, part: str) -> None:
     assert part in problem
 
 
-@pytest.mark.parametrize(
-    ("text", "place", "what"),
-    [
-        ("train:\n  steps: 3\n   keep_last: 2", "3:13", "mapping values are not allowed here"),
-        ("train:\n    steps: 3\n  keep_last: 2", "3:3", "indentation fits none of the lines above"),
-        ("train:\n\tsteps: 3", "2:1", "a tab, expected spaces"),
-        ("seed: 1\nname: a\nseed: 2", "3:1", "key 'seed' appears twice"),
-        ("train:\n  steps: 1\n  steps: 2", "3:3", "key 'steps' appears twice"),
-        ("optim: {lr: 1e999}", "1:13", "too large"),
-        ("seed: 1\nname: a\x07b", "2:8", "character 0x7 is not allowed"),
-    ],
-)
-def test_what_is_not_yaml_is_told_by_line_and_column(
-    tmp_path: Path, text: str, place: str, what: str
-) -> None:
-    [problem] = _problems(tmp_path, text)
-    assert problem.startswith(f"{tmp_path / 'config.yaml'}:{place}: not valid YAML: ")
-    assert what in problem
-
-
-def test_bytes_that_are_no_text_are_told_by_line_and_column(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_bytes("seed: 1\nname: ü".encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"config\.yaml:2:7: not valid YAML: byte 0xfc is"):
-        load_config(file)
-
-
 def test_missing_file() -> None:
     with pytest.raises(ConfigError, match="no such file"):
         load_config("nowhere.yaml")
