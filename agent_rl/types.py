@@ -120,21 +120,44 @@ class Turn:
 
 
 @dataclass
+class Branch:
+    """One linear sequence of an episode: what the model saw, and what it said.
+
+    An agent that only ever appends makes one. Sub-agents, a compacted history and answers that
+    were thrown away make more; where two share turns, those are in the loss of the first only.
+    """
+
+    token_ids: TokenIds  # [T]
+    loss_mask: Mask  # [T] True on sampled tokens, each in one branch of its episode
+    rollout_logprobs: Floats  # [T] 0 where not sampled
+    turns: list[Turn]
+    weight_versions: tuple[int, ...]
+    routed_experts: RoutedRows | None = None
+    num_shared_turns: int = 0  # leading turns that an earlier branch of the episode holds
+
+    @property
+    def own_turns(self) -> list[Turn]:
+        """The turns that no earlier branch holds."""
+        return self.turns[self.num_shared_turns :]
+
+    @property
+    def num_own_tokens(self) -> int:
+        """Tokens behind the turns that an earlier branch holds."""
+        shared = self.num_shared_turns
+        return len(self.token_ids) - (self.turns[shared - 1].completion_end if shared else 0)
+
+
+@dataclass
 class Trajectory:
-    """The finished record of one rollout."""
+    """The finished record of one episode: one attempt at a task, with one reward."""
 
     task_id: str
     group_id: str
     member: int
     status: Status
     stop_reason: str  # "submit", "max_turns", "max_tokens", "malformed", "infrastructure", …
-    token_ids: TokenIds  # [T]
-    loss_mask: Mask  # [T] True on sampled tokens
-    rollout_logprobs: Floats  # [T] 0 where not sampled
-    turns: list[Turn]
     reward: float | None  # None exactly when status is aborted or failed
-    weight_versions: tuple[int, ...]
-    routed_experts: RoutedRows | None = None
+    branches: list[Branch]  # none where it failed before the model spoke
     patch: bytes = b""
     error: str = ""
     details: dict[str, str | int | float] = field(default_factory=dict[str, str | int | float])
@@ -143,6 +166,38 @@ class Trajectory:
     def is_valid(self) -> bool:
         """True where it has a reward, so that it may be learnt from."""
         return self.reward is not None
+
+    @property
+    def branch(self) -> Branch:
+        """The branch of an episode that has just one; raises ValueError for others."""
+        (only,) = self.branches
+        return only
+
+    @property
+    def turns(self) -> list[Turn]:
+        """Every turn once, branch by branch."""
+        return [turn for branch in self.branches for turn in branch.own_turns]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all branches, turns that they share counted once."""
+        return sum(branch.num_own_tokens for branch in self.branches)
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens in the loss."""
+        return sum(int(branch.loss_mask.sum()) for branch in self.branches)
+
+    @property
+    def weight_versions(self) -> tuple[int, ...]:
+        """Every version that sampled a token, ascending."""
+        return tuple(sorted({v for branch in self.branches for v in branch.weight_versions}))
+
+    def release_rows(self) -> None:
+        """Give its routing rows back to the cache."""
+        for branch in self.branches:
+            if branch.routed_experts is not None:
+                branch.routed_experts.release()
 
 
 @dataclass
@@ -161,8 +216,7 @@ class Group:
 def release_rows(groups: Sequence[Group]) -> None:
     """Give the routing rows of these groups back to the cache."""
     for trajectory in (t for group in groups for t in group.trajectories):
-        if trajectory.routed_experts is not None:
-            trajectory.routed_experts.release()
+        trajectory.release_rows()
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from agent_rl.bench.router_watch import used_sets
 from agent_rl.config.objective import CORRECTION_BOUNDS
 from agent_rl.config.schema import EngineConfig, RunConfig
 from agent_rl.metrics.mismatch import exact_kl, f_tau, flip_rate, k3, tokens_with_flip
+from agent_rl.rollout.samples import branch_samples
 from agent_rl.run.parts import Rollout, assemble_rollout
 from agent_rl.tasks.kinds import load_tasks
 from agent_rl.trainer.megatron import MegatronTrainer
@@ -151,8 +152,7 @@ async def play(rollout: Rollout, tasks: Sequence[Task], min_tokens: int) -> list
             wanted = min(wanted, int(missing / per_task * 1.1) + 8)
         for group in await collector(tasks[:wanted], step):
             for trajectory in group.valid:
-                if trajectory.loss_mask.any():
-                    played.append(_keep(trajectory, recorder))
+                played += _keep(trajectory, recorder)
         recorder.clear()
     return played
 
@@ -165,18 +165,11 @@ def _with_dtype(engine: EngineConfig, dtype: str) -> EngineConfig:
             raise ValueError(f"engine precision: got={dtype!r} expected one of EngineConfig.dtype")
 
 
-def _keep(trajectory: Trajectory, recorder: RecordingGenerator) -> Played:
-    prefix = f"{trajectory.group_id}/{trajectory.member}"
-    sample = TrainSample(
-        sample_id=prefix,
-        token_ids=trajectory.token_ids,
-        loss_mask=trajectory.loss_mask,
-        rollout_logprobs=trajectory.rollout_logprobs,
-        advantages=trajectory.loss_mask.astype(np.float32),
-        weight_versions=trajectory.weight_versions,
-        routed_experts=trajectory.routed_experts,
-    )
-    return Played(sample, recorder.full_logprobs(prefix), trajectory.reward or 0.0)
+def _keep(trajectory: Trajectory, recorder: RecordingGenerator) -> list[Played]:
+    return [
+        Played(sample, recorder.full_logprobs(sample.sample_id), trajectory.reward or 0.0)
+        for sample in branch_samples(trajectory, 1.0)
+    ]
 
 
 def _score(

@@ -91,13 +91,14 @@ def _facts(trajectory: Trajectory, rollout: Rollout) -> Table:
         table.add_row("error", trajectory.error)
     for key, value in trajectory.details.items():
         table.add_row(key.replace("_", " "), str(value))
-    sampled = int(trajectory.loss_mask.sum())
-    table.add_row("tokens", f"{len(trajectory.token_ids)}, {sampled} sampled")
+    tokens = f"{trajectory.num_tokens}, {trajectory.num_sampled} sampled"
+    table.add_row("tokens", tokens)
     requested = ", ".join(str(turn.rows_requested) for turn in trajectory.turns)
     table.add_row("rows fetched per turn", requested)
-    if trajectory.routed_experts is not None:
-        _, present = trajectory.routed_experts.gather()
-        table.add_row("routing rows", f"{int(present.sum())} of {len(present) - 1}")
+    for branch in trajectory.branches:
+        if branch.routed_experts is not None:
+            _, present = branch.routed_experts.gather()
+            table.add_row("routing rows", f"{int(present.sum())} of {len(present) - 1}")
     stats = rollout.routing.stats()
     table.add_row("routing cache", f"{stats.held_bytes:,} bytes, {stats.rows_bad} bad rows")
     return table

@@ -31,8 +31,8 @@ def rollout_metrics(groups: Sequence[Group], min_valid_members: int = 2) -> dict
         "resolve_rate": resolve_rate(valid),
         "groups_with_signal": _mean([float(has_signal(g, min_valid_members)) for g in groups]),
         "turns_mean": _mean([float(len(t.turns)) for t in valid]),
-        "tokens_mean": _mean([float(len(t.token_ids)) for t in valid]),
-        "sampled_tokens": float(sum(int(t.loss_mask.sum()) for t in valid)),
+        "tokens_mean": _mean([float(t.num_tokens) for t in valid]),
+        "sampled_tokens": float(sum(t.num_sampled for t in valid)),
     }
     return metrics | {f"ended_{reason}": count / len(valid) for reason, count in reasons.items()}
 

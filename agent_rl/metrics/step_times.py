@@ -39,7 +39,7 @@ def time_split(
     generate = sum(turn.seconds_generate for turn in turns)
     environment = sum(turn.seconds_environment for turn in turns)
     share = generate / (generate + environment) if turns and generate + environment > 0 else 1.0
-    num_tokens = sum(len(t.token_ids) for group in groups for t in group.trajectories)
+    num_tokens = sum(t.num_tokens for group in groups for t in group.trajectories)
     return {
         "time_generate_s": collect_s * share,
         "time_environment_s": collect_s * (1 - share),

@@ -13,7 +13,7 @@ from agent_rl.rollout.chat import Renderer
 from agent_rl.rollout.episode import Episode, EpisodeLimits, PlayedTurn, play
 from agent_rl.rollout.row_capture import RowCapture
 from agent_rl.rollout.token_speaker import Sampled, TokenSpeaker
-from agent_rl.types import Floats, Mask, SamplingParams, Trajectory, Turn
+from agent_rl.types import Branch, Floats, Mask, SamplingParams, Trajectory, Turn
 from envs.base import Env, Score
 from routing_cache import RoutingCache
 
@@ -35,8 +35,8 @@ async def run_trajectory(
     """Roll out one episode on ``env.task`` and close ``env``.
 
     Never raises for what happens inside, see :func:`play`. Only an episode that ended by itself is
-    graded; one cut by a limit earns 0. A lease on the rows goes with a trajectory that has a
-    reward. ``token_ids`` ends with the last sampled token.
+    graded; one cut by a limit earns 0. It has one branch, whose ``token_ids`` end with the last
+    sampled token, with a lease on its rows where there is a reward.
 
     Args:
         cache: where rows go; None records no routing.
@@ -71,17 +71,20 @@ def _trajectory(
     mask, logprobs = _token_arrays(pairs, len(speaker.token_ids), train_malformed)
     versions = {v for _, sampled in pairs for v in sampled.completion.weight_versions}
     keep_rows = episode.reward is not None and bool(episode.turns)
-    return Trajectory(
-        *place,
-        status=episode.status,
-        stop_reason=episode.stop_reason,
+    branch = Branch(
         token_ids=speaker.token_ids,
         loss_mask=mask,
         rollout_logprobs=logprobs,
         turns=[_turn(played, sampled) for played, sampled in pairs],
-        reward=episode.reward,
         weight_versions=tuple(sorted(versions)),
         routed_experts=None if rows is None else rows.close(keep=keep_rows),
+    )
+    return Trajectory(
+        *place,
+        status=episode.status,
+        stop_reason=episode.stop_reason,
+        reward=episode.reward,
+        branches=[branch],
         patch=episode.patch,
         error=episode.error,
         details=({} if rows is None else rows.details) | _verdict(episode.score),

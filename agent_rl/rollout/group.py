@@ -207,5 +207,5 @@ async def _abandon(members: Sequence[asyncio.Task[Trajectory]]) -> None:
     for task in members:
         task.cancel()
     for result in await asyncio.gather(*members, return_exceptions=True):
-        if isinstance(result, Trajectory) and result.routed_experts is not None:
-            result.routed_experts.release()
+        if isinstance(result, Trajectory):
+            result.release_rows()

@@ -28,18 +28,33 @@ def build_samples(groups: Sequence[Group], config: RunConfig) -> list[TrainSampl
             continue
         members = group.valid
         shaped = [
-            _reward(t) - overlong_penalty(len(t.token_ids), config.agent.max_tokens, cached)
+            _reward(t) - overlong_penalty(_longest(t), config.agent.max_tokens, cached)
             for t in members
         ]
         advantages = estimate(np.array(shaped, np.float64))
         if not np.any(advantages):
             continue  # length made up for the reward
-        samples += [
-            _sample(t, float(a))
-            for t, a in zip(members, advantages, strict=True)
-            if t.loss_mask.any()
-        ]
+        for trajectory, advantage in zip(members, advantages, strict=True):
+            samples += branch_samples(trajectory, float(advantage))
     return samples
+
+
+def branch_samples(trajectory: Trajectory, advantage: float) -> list[TrainSample]:
+    """Make one sample of each branch of an episode in which something was sampled."""
+    name = f"{trajectory.group_id}/{trajectory.member}"
+    branches = [branch for branch in trajectory.branches if branch.loss_mask.any()]
+    return [
+        TrainSample(
+            sample_id=name if number == 0 else f"{name}/{number}",
+            token_ids=branch.token_ids,
+            loss_mask=branch.loss_mask,
+            rollout_logprobs=branch.rollout_logprobs,
+            advantages=np.where(branch.loss_mask, np.float32(advantage), np.float32(0)),
+            weight_versions=branch.weight_versions,
+            routed_experts=branch.routed_experts,
+        )
+        for number, branch in enumerate(branches)
+    ]
 
 
 def has_signal(group: Group, min_valid_members: int) -> bool:
@@ -66,13 +81,5 @@ def _reward(trajectory: Trajectory) -> float:
     return trajectory.reward
 
 
-def _sample(trajectory: Trajectory, advantage: float) -> TrainSample:
-    return TrainSample(
-        sample_id=f"{trajectory.group_id}/{trajectory.member}",
-        token_ids=trajectory.token_ids,
-        loss_mask=trajectory.loss_mask,
-        rollout_logprobs=trajectory.rollout_logprobs,
-        advantages=np.where(trajectory.loss_mask, np.float32(advantage), np.float32(0)),
-        weight_versions=trajectory.weight_versions,
-        routed_experts=trajectory.routed_experts,
-    )
+def _longest(trajectory: Trajectory) -> int:
+    return max((len(branch.token_ids) for branch in trajectory.branches), default=0)

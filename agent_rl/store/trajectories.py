@@ -1,4 +1,8 @@
-"""Trajectories as Parquet, routing rows included: one file per step, one row per trajectory."""
+"""Trajectories as Parquet, routing rows included: one file per step, one row per branch.
+
+An agent that only appends makes one branch; one that failed before the model spoke has a row with
+no tokens, so that a trajectory is never absent. Counting trajectories is counting ``branch`` 0.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agent_rl.types import Group, Trajectory
+from agent_rl.types import Branch, Group, Trajectory
 from envs.actions.observation import unicode_only
 
 _TURN = pa.struct(
@@ -33,6 +37,8 @@ SCHEMA = pa.schema(
         ("group_id", pa.string()),
         ("task_id", pa.string()),
         ("member", pa.int32()),
+        ("branch", pa.int32()),  # 0 is the first; verdict and patch are the trajectory's
+        ("num_shared_turns", pa.int32()),  # leading turns that an earlier branch holds
         ("status", pa.string()),
         ("stop_reason", pa.string()),
         ("reward", pa.float32()),
@@ -55,7 +61,12 @@ SCHEMA = pa.schema(
 
 def write_trajectories(file: Path, step: int, groups: Sequence[Group]) -> None:
     """Write every trajectory, failed ones too. The file appears whole or not at all."""
-    rows = [_row(step, t) for group in groups for t in group.trajectories]
+    everyone = [t for group in groups for t in group.trajectories]
+    rows = [
+        _row(step, trajectory, number, branch)
+        for trajectory in everyone
+        for number, branch in enumerate(trajectory.branches or [_NOTHING])
+    ]
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
@@ -70,40 +81,47 @@ def write_trajectories(file: Path, step: int, groups: Sequence[Group]) -> None:
 def read_trajectories(file: Path) -> list[dict[str, Any]]:
     """Rows of a trajectory file; ``routed_experts`` as ``[T, L, K]``, None where not captured.
 
-    ``details`` are those of the trajectory, empty in files of earlier versions.
+    ``details`` are those of the trajectory, empty in files of earlier versions, whose rows are
+    trajectories of one branch.
     """
     rows = pq.read_table(file).to_pylist()
     for row in rows:
         row["details"] = orjson.loads(row.get("details") or "{}")
+        row["branch"] = row.get("branch") or 0
         if row["routed_experts"] is not None:
             flat = np.frombuffer(row["routed_experts"], np.dtype(row["routed_dtype"]))
             row["routed_experts"] = flat.reshape(row["routed_shape"])
     return rows
 
 
-def _row(step: int, trajectory: Trajectory) -> dict[str, Any]:
+_NOTHING = Branch(np.zeros(0, np.int32), np.zeros(0, np.bool_), np.zeros(0, np.float32), [], ())
+
+
+def _row(step: int, trajectory: Trajectory, number: int, branch: Branch) -> dict[str, Any]:
     row: dict[str, Any] = {
         "step": step,
         "group_id": trajectory.group_id,
         "task_id": unicode_only(trajectory.task_id),
         "member": trajectory.member,
+        "branch": number,
+        "num_shared_turns": branch.num_shared_turns,
         "status": str(trajectory.status),
         "stop_reason": unicode_only(trajectory.stop_reason),
         "reward": trajectory.reward,
         "error": unicode_only(trajectory.error),
         "details": _json(trajectory.details),
         "patch": trajectory.patch,
-        "token_ids": trajectory.token_ids,
-        "loss_mask": trajectory.loss_mask,
-        "rollout_logprobs": trajectory.rollout_logprobs,
+        "token_ids": branch.token_ids,
+        "loss_mask": branch.loss_mask,
+        "rollout_logprobs": branch.rollout_logprobs,
         "turns": [
             {field.name: _plain(getattr(turn, field.name)) for field in _TURN}
-            for turn in trajectory.turns
+            for turn in branch.turns
         ],
-        "weight_versions": list(trajectory.weight_versions),
+        "weight_versions": list(branch.weight_versions),
     }
-    if trajectory.routed_experts is not None:
-        rows, present = trajectory.routed_experts.gather()
+    if branch.routed_experts is not None:
+        rows, present = branch.routed_experts.gather()
         little = rows.astype(rows.dtype.newbyteorder("<"), copy=False)
         row |= {
             "routed_experts": little.tobytes(),

@@ -27,7 +27,7 @@ def steps_with_trajectories(run: Path) -> list[int]:
 def write_run_pages(
     run: Path, out: Path, *, steps: Sequence[int] = (), decode: Decode | None = None
 ) -> Path:
-    """Write ``index.html`` and a page for each trajectory; the address of the index.
+    """Write ``index.html`` and a page for each branch of a trajectory; the address of the index.
 
     ``steps`` empty is all. ``decode`` turns prompt token ids into text. Raises
     NoTrajectoriesError.
@@ -43,9 +43,10 @@ def write_run_pages(
     lines: list[list[str]] = []
     for step in wanted:
         rows = read_trajectories(files[step])
-        rewards = [row["reward"] for row in rows if row["reward"] is not None]
+        whole = [row["reward"] for row in rows if row["branch"] == 0]
+        rewards = [reward for reward in whole if reward is not None]
         mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else ""
-        lines.append([str(step), str(len(rows)), str(len(rows) - len(rewards)), mean])
+        lines.append([str(step), str(len(whole)), str(len(whole) - len(rewards)), mean])
         entries += [
             _write_episode(out, step, number, row, decode) for number, row in enumerate(rows)
         ]

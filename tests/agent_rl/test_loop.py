@@ -123,7 +123,7 @@ def test_due(step: int, every: int, due: bool) -> None:
 
 def test_rollout_time_is_shared_out_as_the_turns_spent_it() -> None:
     one = group("a", SIGNAL)
-    one.trajectories[0].turns.append(Turn(3, 5, "stop", "view", "1 a", 4, 3.0, 1.0))
+    one.trajectories[0].branch.turns.append(Turn(3, 5, "stop", "view", "1 a", 4, 3.0, 1.0))
     split = time_split([one], collect_s=8.0, train_s=2.0, wall_s=10.0)
     assert (split["time_generate_s"], split["time_environment_s"]) == (6.0, 2.0)
     assert (split["time_train_s"], split["time_wait_rollout_s"]) == (2.0, 8.0)

@@ -18,7 +18,7 @@ from agent_rl.rollout.chat import CompactRenderer
 from agent_rl.rollout.compact_tokenizer import build_compact_tokenizer
 from agent_rl.run.parts import Assembly, Environments, Rollout
 from agent_rl.tasks.curriculum import Curriculum
-from agent_rl.types import Floats, Group, Status, TrainSample, Trajectory
+from agent_rl.types import Branch, Floats, Group, Status, TrainSample, Trajectory
 from envs.base import Env, Task
 from routing_cache import RoutingCache
 
@@ -34,12 +34,16 @@ def trajectory(
         member=member,
         status=Status.FAILED if reward is None else Status.COMPLETED,
         stop_reason="infrastructure" if reward is None else "submit",
-        token_ids=np.arange(size, dtype=np.int32),
-        loss_mask=np.arange(size) >= 3,
-        rollout_logprobs=np.where(np.arange(size) >= 3, -1.0, 0.0).astype(np.float32),
-        turns=[],
         reward=reward,
-        weight_versions=(version,),
+        branches=[
+            Branch(
+                token_ids=np.arange(size, dtype=np.int32),
+                loss_mask=np.arange(size) >= 3,
+                rollout_logprobs=np.where(np.arange(size) >= 3, -1.0, 0.0).astype(np.float32),
+                turns=[],
+                weight_versions=(version,),
+            )
+        ],
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agent_rl.metrics.rollout_metrics import resolve_rate, rollout_metrics
-from agent_rl.types import Group, Status, Trajectory
+from agent_rl.types import Branch, Group, Status, Trajectory
 
 
 def played(reward: float | None, status: Status, stop_reason: str, sampled: int = 2) -> Trajectory:
@@ -20,12 +20,16 @@ def played(reward: float | None, status: Status, stop_reason: str, sampled: int 
         member=0,
         status=status,
         stop_reason=stop_reason,
-        token_ids=at.astype(np.int32),
-        loss_mask=at >= 3,
-        rollout_logprobs=np.zeros(len(at), np.float32),
-        turns=[],
         reward=reward,
-        weight_versions=(0,),
+        branches=[
+            Branch(
+                token_ids=at.astype(np.int32),
+                loss_mask=at >= 3,
+                rollout_logprobs=np.zeros(len(at), np.float32),
+                turns=[],
+                weight_versions=(0,),
+            )
+        ],
     )
 
 

@@ -62,21 +62,24 @@ def rollout(
 def test_tokens_are_prompt_completions_and_observations_in_order() -> None:
     env = ScriptedEnv(replies=["line 1 a", "fail"])
     t = rollout(env, ScriptedGenerator(says(TOKENIZER, "view", "test", "submit")))
-    text = TOKENIZER.decode(t.token_ids)
+    text = TOKENIZER.decode(t.branch.token_ids)
     assert text == (
         "<user> fix a <end> <assistant> view <end> <obs> line 1 a <end> "
         "<assistant> test <end> <obs> fail <end> <assistant> submit <end>"
     )
     assert env.actions == ["view", "test", "submit"]
-    assert TOKENIZER.decode(t.token_ids[t.loss_mask]) == "view <end> test <end> submit <end>"
-    assert (t.rollout_logprobs[~t.loss_mask] == 0).all()
-    assert (t.rollout_logprobs[t.loss_mask] == np.float32(-0.5)).all()
+    assert (
+        TOKENIZER.decode(t.branch.token_ids[t.branch.loss_mask])
+        == "view <end> test <end> submit <end>"
+    )
+    assert (t.branch.rollout_logprobs[~t.branch.loss_mask] == 0).all()
+    assert (t.branch.rollout_logprobs[t.branch.loss_mask] == np.float32(-0.5)).all()
     assert (t.status, t.stop_reason, t.reward) == (Status.COMPLETED, "submit", 1.0)
     assert t.patch == b"diff"
     assert env.num_closed == 1
     for turn in t.turns:
-        assert t.loss_mask[turn.prompt_end : turn.completion_end].all()
-        assert not t.loss_mask[turn.prompt_end - 1]
+        assert t.branch.loss_mask[turn.prompt_end : turn.completion_end].all()
+        assert not t.branch.loss_mask[turn.prompt_end - 1]
 
 
 def test_six_turns_ask_for_six_suffixes_and_every_row_comes_once() -> None:
@@ -86,14 +89,14 @@ def test_six_turns_ask_for_six_suffixes_and_every_row_comes_once() -> None:
     starts = [r.routed_experts_start for r in generator.requests]
     ends = [turn.completion_end - 1 for turn in t.turns]
     assert starts == [0, *ends[:-1]]
-    assert sum(turn.rows_requested for turn in t.turns) == len(t.token_ids) - 1
-    assert t.routed_experts is not None
-    t.routed_experts.verify(t.token_ids)
-    rows, present = t.routed_experts.gather(stop=len(t.token_ids) - 1)
+    assert sum(turn.rows_requested for turn in t.turns) == len(t.branch.token_ids) - 1
+    assert t.branch.routed_experts is not None
+    t.branch.routed_experts.verify(t.branch.token_ids)
+    rows, present = t.branch.routed_experts.gather(stop=len(t.branch.token_ids) - 1)
     assert present.all()
-    expected = synthetic_rows(t.token_ids[:-1], generator.row_layout, 0)
+    expected = synthetic_rows(t.branch.token_ids[:-1], generator.row_layout, 0)
     np.testing.assert_array_equal(rows, expected)
-    assert cache.stats().rows_recorded == len(t.token_ids) - 1
+    assert cache.stats().rows_recorded == len(t.branch.token_ids) - 1
 
 
 def test_every_next_prompt_extends_the_ids_so_far() -> None:
@@ -137,10 +140,10 @@ def test_limits_end_as_truncated_with_a_name_and_no_reward(
     t = rollout(ScriptedEnv(replies=replies), generator, config=config, cache=cache)
     assert (t.status, t.stop_reason, t.reward) == (Status.TRUNCATED, reason, 0.0)
     assert len(t.turns) == num_turns
-    assert len(t.token_ids) <= config.max_tokens
-    assert t.loss_mask[-1]  # ends with a sampled token, so only that one has no row
-    assert t.routed_experts is not None
-    _, present = t.routed_experts.gather(stop=len(t.token_ids) - 1)
+    assert len(t.branch.token_ids) <= config.max_tokens
+    assert t.branch.loss_mask[-1]  # ends with a sampled token, so only that one has no row
+    assert t.branch.routed_experts is not None
+    _, present = t.branch.routed_experts.gather(stop=len(t.branch.token_ids) - 1)
     assert present.all()
 
 
@@ -149,7 +152,7 @@ def test_prompt_longer_than_the_limit_is_truncated_before_sampling() -> None:
     t = rollout(ScriptedEnv(), generator, config=replace(CONFIG, max_tokens=4))
     assert (t.status, t.stop_reason, len(t.turns)) == (Status.TRUNCATED, "max_tokens", 0)
     assert generator.requests == []
-    assert not t.loss_mask.any()
+    assert not t.branch.loss_mask.any()
 
 
 class StopsByItself(ScriptedGenerator):
@@ -168,11 +171,11 @@ def test_a_turn_that_ends_at_another_token_is_closed_and_the_closing_is_not_trai
 
     generator = StopsByItself(script)
     t = rollout(ScriptedEnv(), generator, cache=RoutingCache(generator.row_layout))
-    text = TOKENIZER.decode(t.token_ids)
+    text = TOKENIZER.decode(t.branch.token_ids)
     assert "view bad <end> <obs> ok <end> <assistant> submit <end>" in text
-    assert TOKENIZER.decode(t.token_ids[t.loss_mask]) == "view bad submit <end>"
-    assert t.routed_experts is not None
-    assert t.routed_experts.gather(stop=len(t.token_ids) - 1)[1].all()
+    assert TOKENIZER.decode(t.branch.token_ids[t.branch.loss_mask]) == "view bad submit <end>"
+    assert t.branch.routed_experts is not None
+    assert t.branch.routed_experts.gather(stop=len(t.branch.token_ids) - 1)[1].all()
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -184,8 +187,8 @@ def test_malformed_actions_are_trained_or_masked(train: bool) -> None:
         config=replace(CONFIG, train_malformed=train),
     )
     wanted = "a <end> submit <end>" if train else "submit <end>"
-    assert TOKENIZER.decode(t.token_ids[t.loss_mask]) == wanted
-    assert "a <end> <obs> bad" in TOKENIZER.decode(t.token_ids)
+    assert TOKENIZER.decode(t.branch.token_ids[t.branch.loss_mask]) == wanted
+    assert "a <end> <obs> bad" in TOKENIZER.decode(t.branch.token_ids)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +206,7 @@ def test_infrastructure_failure_is_a_status_never_a_reward(env: ScriptedEnv) -> 
     t = rollout(env, generator, cache=RoutingCache(generator.row_layout))
     assert (t.status, t.stop_reason, t.reward) == (Status.FAILED, "infrastructure", None)
     assert t.error
-    assert t.routed_experts is None
+    assert t.branch.routed_experts is None
     assert env.num_closed == 1
     assert generator.open_sessions == set()
 
@@ -268,7 +271,7 @@ def test_without_a_cache_no_rows_are_asked_for() -> None:
     generator = ScriptedGenerator(says(TOKENIZER, "view", "submit"))
     t = rollout(ScriptedEnv(), generator)
     assert [r.routed_experts_start for r in generator.requests] == [None, None]
-    assert t.routed_experts is None
+    assert t.branch.routed_experts is None
 
 
 def test_cancelling_waits_for_the_running_step_and_ends_as_aborted() -> None:
@@ -331,16 +334,16 @@ def test_a_weight_version_is_recorded_for_each_turn() -> None:
     asyncio.run(generator.load_weights({}, 7))
     t = rollout(ScriptedEnv(), generator, cache=RoutingCache(generator.row_layout))
     assert t.weight_versions == (7,)
-    assert t.routed_experts is not None
-    assert t.routed_experts.weight_versions == (7,)
+    assert t.branch.routed_experts is not None
+    assert t.branch.routed_experts.weight_versions == (7,)
 
 
 def test_rows_know_whether_they_were_prefilled_or_decoded() -> None:
     generator = ScriptedGenerator(says(TOKENIZER, "replace 1 a", "submit"))
     t = rollout(ScriptedEnv(), generator, cache=RoutingCache(generator.row_layout))
-    assert isinstance(t.routed_experts, RowsLease)
-    kinds = np.empty(len(t.token_ids) - 1, dtype="U7")
-    for segment in t.routed_experts.segments:
+    assert isinstance(t.branch.routed_experts, RowsLease)
+    kinds = np.empty(len(t.branch.token_ids) - 1, dtype="U7")
+    for segment in t.branch.routed_experts.segments:
         assert segment.provenance.engine == "scripted"
         kinds[segment.start : segment.stop] = segment.provenance.kind
     for turn in t.turns:  # the last sampled token is fed with the observation behind it

@@ -156,7 +156,7 @@ class Rows:
 def leased(name: str, rewards: Sequence[float], released: list[str]) -> Group:
     made = group(name, rewards)
     for trajectory in made.trajectories:
-        trajectory.routed_experts = Rows(name, released)  # type: ignore[assignment]
+        trajectory.branch.routed_experts = Rows(name, released)  # type: ignore[assignment]
     return made
 
 

@@ -248,7 +248,9 @@ def test_members_that_start_together_overlap_on_the_prompt_without_disagreement(
     disagreements = cache.stats().disagreements
     assert disagreements.compared >= 7 * group.trajectories[0].turns[0].prompt_end
     assert disagreements.differing == 0
-    rows = [t.routed_experts.gather()[0] for t in group.trajectories if t.routed_experts]
+    rows = [
+        t.branch.routed_experts.gather()[0] for t in group.trajectories if t.branch.routed_experts
+    ]
     assert len(rows) == 8
     for other in rows[1:]:
         np.testing.assert_array_equal(other, rows[0])

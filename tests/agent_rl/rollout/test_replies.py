@@ -104,9 +104,9 @@ def test_a_few_other_experts_are_counted_and_the_first_ones_kept() -> None:
     assert trajectory.status is Status.COMPLETED
     assert 0.9 < float(trajectory.details["rows_shared_least"]) < 1.0
     assert cache.stats().disagreements.differing == 1
-    assert trajectory.routed_experts is not None
-    rows, _ = trajectory.routed_experts.gather(start=1, stop=2)
-    expected = synthetic_rows(trajectory.token_ids[:2], cache.layout, 0)[1:2]
+    assert trajectory.branch.routed_experts is not None
+    rows, _ = trajectory.branch.routed_experts.gather(start=1, stop=2)
+    expected = synthetic_rows(trajectory.branch.token_ids[:2], cache.layout, 0)[1:2]
     assert np.array_equal(rows, expected)
 
 

@@ -172,14 +172,14 @@ def test_rows_and_ids_stay_in_step_across_an_awkward_seam(
     assert t.stop_reason == "submit", t.error
     parts = [renderer.initial("fix"), said, renderer.observation(observation)]
     parts += [said, renderer.observation(observation), last]
-    np.testing.assert_array_equal(t.token_ids, np.concatenate(parts))
-    assert t.token_ids[t.loss_mask].tolist() == [*said.tolist() * 2, *last.tolist()]
-    assert len(t.token_ids) == len(t.loss_mask) == len(t.rollout_logprobs)
-    assert t.routed_experts is not None
-    t.routed_experts.verify(t.token_ids)
-    rows, present = t.routed_experts.gather(stop=len(t.token_ids) - 1)
+    np.testing.assert_array_equal(t.branch.token_ids, np.concatenate(parts))
+    assert t.branch.token_ids[t.branch.loss_mask].tolist() == [*said.tolist() * 2, *last.tolist()]
+    assert len(t.branch.token_ids) == len(t.branch.loss_mask) == len(t.branch.rollout_logprobs)
+    assert t.branch.routed_experts is not None
+    t.branch.routed_experts.verify(t.branch.token_ids)
+    rows, present = t.branch.routed_experts.gather(stop=len(t.branch.token_ids) - 1)
     assert present.all()
-    expected = synthetic_rows(t.token_ids[:-1], engine.row_layout, 0)
+    expected = synthetic_rows(t.branch.token_ids[:-1], engine.row_layout, 0)
     np.testing.assert_array_equal(rows, expected)
 
 
@@ -219,8 +219,10 @@ def test_a_block_that_only_the_newest_answer_has_is_a_rewrite_and_never_in_the_l
     t = run(work)
     first, second = (request.token_ids for request in engine.requests)
     np.testing.assert_array_equal(second[: len(first) + len(look)], np.append(first, look))
-    trained = tokenizer.decode(t.token_ids[t.loss_mask].tolist(), skip_special_tokens=False)
+    trained = tokenizer.decode(
+        t.branch.token_ids[t.branch.loss_mask].tolist(), skip_special_tokens=False
+    )
     assert trained == "look<|im_end|>submit<|im_end|>"
-    whole = tokenizer.decode(t.token_ids.tolist(), skip_special_tokens=False)
+    whole = tokenizer.decode(t.branch.token_ids.tolist(), skip_special_tokens=False)
     assert isinstance(whole, str)
     assert whole.count("<think>\n\n</think>") == 2

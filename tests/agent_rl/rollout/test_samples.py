@@ -6,7 +6,7 @@ import pytest
 from agent_rl.config.schema import AgentConfig, AlgorithmConfig, RolloutConfig, RunConfig
 from agent_rl.metrics.rollout_metrics import rollout_metrics
 from agent_rl.rollout.samples import build_samples, has_signal, overlong_penalty
-from agent_rl.types import Group, Status, Trajectory
+from agent_rl.types import Branch, Group, Status, Trajectory
 
 
 def _trajectory(member: int, reward: float | None, sampled: int = 2) -> Trajectory:
@@ -17,12 +17,16 @@ def _trajectory(member: int, reward: float | None, sampled: int = 2) -> Trajecto
         member=member,
         status=Status.FAILED if reward is None else Status.COMPLETED,
         stop_reason="infrastructure" if reward is None else "submit",
-        token_ids=np.arange(3 + sampled, dtype=np.int32),
-        loss_mask=mask,
-        rollout_logprobs=np.zeros(3 + sampled, np.float32),
-        turns=[],
         reward=reward,
-        weight_versions=(0,),
+        branches=[
+            Branch(
+                token_ids=np.arange(3 + sampled, dtype=np.int32),
+                loss_mask=mask,
+                rollout_logprobs=np.zeros(3 + sampled, np.float32),
+                turns=[],
+                weight_versions=(0,),
+            )
+        ],
     )
 
 

@@ -176,8 +176,11 @@ def test_sampled_ids_are_never_tokenised_again(
         held = np.concatenate([before, sampled])
         np.testing.assert_array_equal(after[: len(held)], held)
         np.testing.assert_array_equal(after[len(held) :], renderer.observation("ok"))
-    assert t.token_ids[t.loss_mask].tolist() == [*sampled.tolist() * 2, *last.tolist()]
-    assert len(t.token_ids) == len(t.loss_mask) == len(t.rollout_logprobs)
+    assert t.branch.token_ids[t.branch.loss_mask].tolist() == [
+        *sampled.tolist() * 2,
+        *last.tolist(),
+    ]
+    assert len(t.branch.token_ids) == len(t.branch.loss_mask) == len(t.branch.rollout_logprobs)
 
 
 def test_a_parsed_completion_reads_as_a_tool_call_or_as_a_clear_fault() -> None:

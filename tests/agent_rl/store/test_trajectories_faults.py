@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agent_rl.store.trajectories import read_trajectories, write_trajectories
-from agent_rl.types import Group, Status, Trajectory, Turn
+from agent_rl.types import Branch, Group, Status, Trajectory, Turn
 from routing_cache import ArrayRows, DigestMismatchError, RowLayout
 
 # More experts than a byte can name, and as many experts a token as real models use.
@@ -34,13 +34,17 @@ def trajectory(member: int, layout: RowLayout | None, missing: tuple[int, ...] =
         member=member,
         status=Status.COMPLETED,
         stop_reason="submit",
-        token_ids=ids,
-        loss_mask=np.arange(8) >= 4,
-        rollout_logprobs=np.full(8, -0.5, np.float32),
-        turns=[],
         reward=1.0,
-        weight_versions=(3,),
-        routed_experts=rows,
+        branches=[
+            Branch(
+                token_ids=ids,
+                loss_mask=np.arange(8) >= 4,
+                rollout_logprobs=np.full(8, -0.5, np.float32),
+                turns=[],
+                weight_versions=(3,),
+                routed_experts=rows,
+            )
+        ],
     )
 
 
@@ -54,7 +58,7 @@ def test_each_sample_keeps_its_digest_on_disk(tmp_path: Path, layout: RowLayout)
     read = {row["member"]: row for row in read_trajectories(file)}
     assert read[1]["routed_experts"] is None
     for member in (0, 2, 3):
-        row, held = read[member], sent[member].routed_experts
+        row, held = read[member], sent[member].branch.routed_experts
         assert isinstance(held, ArrayRows)
         assert row["routed_experts"].dtype == layout.dtype
         assert row["routed_present"] == held.gather()[1].tolist()
@@ -74,7 +78,7 @@ def test_text_that_is_no_unicode_is_written_and_nothing_said_of_a_grade_is_lost(
 ) -> None:
     """Half a surrogate pair comes from an escape in a call's JSON or a file name of stray bytes."""
     odd = trajectory(0, None)
-    odd.turns = [Turn(1, 5, "stop", "view \ud800", "no such file: \udce9", 0)]
+    odd.branch.turns = [Turn(1, 5, "stop", "view \ud800", "no such file: \udce9", 0)]
     odd.error = odd.stop_reason = "x\udfff"
     odd.details = {"grade": "fails \ud800", "tests_passed": 3, "rows_shared_least": 0.5}
     file = tmp_path / "step.parquet"

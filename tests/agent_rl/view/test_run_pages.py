@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agent_rl.store.trajectories import write_trajectories
-from agent_rl.types import Group, Status, Trajectory, Turn
+from agent_rl.types import Branch, Group, Status, Trajectory, Turn
 from agent_rl.view.run_pages import NoTrajectoriesError, write_run_pages
 
 
@@ -22,12 +22,16 @@ def make_trajectory(member: int, reward: float | None) -> Trajectory:
         member=member,
         status=status,
         stop_reason="submit",
-        token_ids=np.arange(5, dtype=np.int32),
-        loss_mask=np.zeros(5, dtype=np.bool_),
-        rollout_logprobs=np.zeros(5, dtype=np.float32),
-        turns=[turn],
         reward=reward,
-        weight_versions=(1,),
+        branches=[
+            Branch(
+                token_ids=np.arange(5, dtype=np.int32),
+                loss_mask=np.zeros(5, dtype=np.bool_),
+                rollout_logprobs=np.zeros(5, dtype=np.float32),
+                turns=[turn],
+                weight_versions=(1,),
+            )
+        ],
         patch=b"+caf\xe9\n",
         error="" if reward is not None else "daemon gone",
         details={} if reward is None else {"grade": f"{reward:g} of 1 tests as expected"},

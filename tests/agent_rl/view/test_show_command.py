@@ -14,7 +14,7 @@ from agent_rl.model.policies import policy_folder
 from agent_rl.rollout.compact_tokenizer import CompactTokenizer
 from agent_rl.store.run_folder import RunFolder, RunFolderError
 from agent_rl.store.trajectories import write_trajectories
-from agent_rl.types import Group, Status, Trajectory, Turn
+from agent_rl.types import Branch, Group, Status, Trajectory, Turn
 from agent_rl.view.run_pages import NoTrajectoriesError
 
 
@@ -33,12 +33,16 @@ def make_run(root: Path, policy: str, steps: int = 2) -> Path:
         member=0,
         status=Status.COMPLETED,
         stop_reason="submit",
-        token_ids=ids,
-        loss_mask=np.arange(len(ids)) >= len(prompt),
-        rollout_logprobs=np.zeros(len(ids), dtype=np.float32),
-        turns=[turn],
         reward=1.0,
-        weight_versions=(1,),
+        branches=[
+            Branch(
+                token_ids=ids,
+                loss_mask=np.arange(len(ids)) >= len(prompt),
+                rollout_logprobs=np.zeros(len(ids), dtype=np.float32),
+                turns=[turn],
+                weight_versions=(1,),
+            )
+        ],
     )
     for step in range(1, steps + 1):
         write_trajectories(folder.trajectories_file(step), step, [Group("g", "task", [trajectory])])

@@ -101,13 +101,13 @@ class Keep:
 
 
 def check_rows(trajectory: Trajectory) -> None:
-    rows = trajectory.routed_experts
+    rows = trajectory.branch.routed_experts
     assert rows is not None
     _, present = rows.gather()
-    assert len(present) == len(trajectory.token_ids)
+    assert len(present) == len(trajectory.branch.token_ids)
     assert present[:-1].all()
     assert not present[-1], "the last sampled token was never fed forward"
-    rows.verify(trajectory.token_ids)
+    rows.verify(trajectory.branch.token_ids)
 
 
 @pytest.fixture(scope="module")
